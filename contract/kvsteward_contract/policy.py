@@ -269,7 +269,6 @@ class Refusal:
     message: str
 
 
-_spec_decoder = msgspec.json.Decoder(PolicySpec)
 
 
 def decode_spec(spec: Any) -> PolicySpec:
