@@ -1,0 +1,64 @@
+"""Token ids to text, a few at a time: whole characters only, and nothing past a stop string.
+
+Pure; the tokenizer hands in each token's bytes.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+
+class TextStream:
+    """The text of one answer as its tokens arrive.
+
+    Text that could still become something else is held back: the first bytes of a character that spans tokens, and
+    a tail that is the start of a stop string. Once a stop string is met, `stopped` is True and no text follows it.
+    Every token costs time proportional to its own text (and, with stop strings, to the longest of them).
+    """
+
+    def __init__(self, pieces: Sequence[bytes], stops: Iterable[str] = (), strip_first_space: bool = False) -> None:
+        self._pieces = pieces  # token id -> bytes; ids past its end (padding of the embedding) have no text
+        self._stops = tuple(stops)
+        self._strip = strip_first_space  # SentencePiece marks a word's start with a space, an answer's first too
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that is certain after these tokens; empty once stopped."""
+        if self.stopped:
+            return ""
+        pieces, known = self._pieces, len(self._pieces)
+        return self._release(self._utf8.decode(b"".join([pieces[i] for i in token_ids if i < known])))
+
+    def finish(self) -> str:
+        """The text still held back, as no token follows; an incomplete character ends as U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(self._utf8.decode(b"", final=True))
+        if self.stopped:
+            return text
+        held, self._held = self._held, ""
+        return text + held
+
+    def _release(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        if not self._stops:
+            return text
+        text = self._held + text
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper start of `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
