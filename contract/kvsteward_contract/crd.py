@@ -5,8 +5,9 @@
 
 from typing import Any
 
-import msgspec.inspect as inspect
+import msgspec
 import yaml
+from msgspec import inspect
 
 from . import wire
 from .policy import PolicySpec
@@ -20,8 +21,7 @@ RULES: dict[str, list[tuple[str, str]]] = {
     "": [
         (
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 50",
-            "metadata.name must start with a letter, hold lower-case letters, digits and -, and be at most 50 long: "
-            "it names a Service",
+            "metadata.name names a Service: at most 50 lower-case letters, digits and -, the first of them a letter",
         ),
     ],
     "spec": [
@@ -66,12 +66,12 @@ COLUMNS = (
 )
 
 
-def schema_of(kind: inspect.Type, path: str, default: Any = inspect.NODEFAULT) -> Schema:
+def schema_of(kind: inspect.Type, path: str, default: Any = msgspec.NODEFAULT) -> Schema:
     """The structural schema of one type; `path` is where it stands in the resource."""
     schema = _described(kind, path)
     if rules := RULES.get(path):
         schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
-    if default is not inspect.NODEFAULT and default is not None and path.startswith("spec"):
+    if default is not msgspec.NODEFAULT and default is not None and path.startswith("spec"):
         schema["default"] = default
     return schema
 
@@ -124,13 +124,9 @@ def _struct(kind: inspect.StructType, path: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Any:
-    """A field's default as JSON. An object's is {}, so that the defaults of its own fields fill it."""
-    value = field.default_factory() if field.default_factory is not inspect.NODEFAULT else field.default
-    if isinstance(value, inspect.msgspec.Struct):
-        return {}
-    if isinstance(value, tuple):
-        return list(value)
-    return getattr(value, "value", value)
+    """A field's default as JSON. An object's is written out: the API server checks CEL rules against it as it stands."""
+    value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+    return value if value is msgspec.NODEFAULT else msgspec.to_builtins(value)
 
 
 def _bounded(schema: Schema, **bounds: Any) -> Schema:

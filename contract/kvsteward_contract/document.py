@@ -26,7 +26,7 @@ from .policy import (
     WorkloadName,
 )
 
-DOCUMENT_VERSION = "kvsteward.dev/document.v1"
+DOCUMENT_VERSION: Literal["kvsteward.dev/document.v1"] = "kvsteward.dev/document.v1"
 PRIVATE_CLASS = "private"
 
 

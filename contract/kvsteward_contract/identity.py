@@ -68,7 +68,7 @@ def page_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[byt
     keys = []
     key, sha256 = root, hashlib.sha256
     for start in range(0, len(words) - size + 1, size):
-        key = sha256(b"%b%b%b" % (PAGE_TAG, key, words[start : start + size])).digest()
+        key = sha256(b"".join((PAGE_TAG, key, words[start : start + size]))).digest()
         keys.append(key)
     return keys
 

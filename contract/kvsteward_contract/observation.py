@@ -8,7 +8,7 @@ import msgspec
 
 from .policy import Stage
 
-OBSERVATION_VERSION = "kvsteward.dev/observation.v1"
+OBSERVATION_VERSION: Literal["kvsteward.dev/observation.v1"] = "kvsteward.dev/observation.v1"
 
 RELATIVE_ERROR = 0.01
 # DDSketch (Masson, Rim, Lee, VLDB 2019): bucket i holds (GAMMA**(i-1), GAMMA**i], so that answering its middle

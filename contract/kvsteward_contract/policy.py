@@ -82,7 +82,7 @@ Word = Annotated[str, Meta(pattern=WORD, max_length=128)]
 ObjectName = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
 TenantName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$", max_length=63)]
 WorkloadName = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", max_length=63)]
-RelativePath = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*$", max_length=255)]
+RelativePath = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=255)]
 Size = Annotated[str, Meta(pattern=QUANTITY, max_length=24)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Amount = Annotated[int | str, Meta(description="A Kubernetes quantity.")]
@@ -120,9 +120,9 @@ class Resources(_Part, frozen=True):
 
 class Toleration(_Part, frozen=True, omit_defaults=True):
     key: Short = ""
-    operator: Annotated[str, Meta(pattern="^(Exists|Equal)$")] = "Equal"
+    operator: Annotated[str, Meta(pattern="^(Exists|Equal)$", max_length=6)] = "Equal"
     value: LabelValue = ""
-    effect: Annotated[str, Meta(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)?$")] = ""
+    effect: Annotated[str, Meta(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)?$", max_length=16)] = ""
     toleration_seconds: int | None = None
 
 

@@ -15,5 +15,5 @@ def parse_quantity(text: str) -> int:
     """Bytes that a quantity such as `8Gi` stands for, rounded down. Raises ValueError naming the text."""
     if not _QUANTITY.match(text):
         raise ValueError(f"{text!r} is not a size such as 512Mi or 8Gi")
-    digits = text.rstrip("kMGTPi")
+    digits = text.rstrip("kKMGTPi")
     return int(Decimal(digits) * _SCALES[text[len(digits) :]])
