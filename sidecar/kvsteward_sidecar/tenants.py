@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from kvsteward_contract.identity import length_delimited
 from kvsteward_contract.policy import IdentitySource
 from kvsteward_contract.wire import GATEWAY_SECRET_KEY, GATEWAY_TOKEN_HEADER, TENANT_HEADER
 
@@ -101,12 +102,12 @@ class Tenants:
             return NOBODY
         return Credential(tenants[0]) if _HEADER_TENANT.fullmatch(tenants[0]) else AMBIGUOUS
 
-    def loses(self, new: "Tenants") -> bool:
-        """True when `new` takes permission from somebody: a key or token gone or given to another, another source."""
-        return (
-            self.source is not new.source
-            or any(new.keys.get(digest) != tenant for digest, tenant in self.keys.items())
-            or not set(self.gateway) <= set(new.gateway)
+    @property
+    def credentials(self) -> frozenset[str]:
+        """One opaque string for each key of each tenant, and for each gateway token: what a change may take away."""
+        pairs = [*self.keys.items(), *((token, "") for token in self.gateway)]
+        return frozenset(
+            hashlib.sha256(length_delimited(self.source.value, digest, tenant)).hexdigest() for digest, tenant in pairs
         )
 
 

@@ -1,0 +1,101 @@
+"""A request's JSON body: bounded, checked, reduced to the keys that a route allows, and written anew.
+
+Values stay as the bytes they came in (`msgspec.Raw`), so that a prompt is never turned into objects here. The body is
+always encoded again and never spliced: a key written twice or with escapes is one key by then, and so no second
+reading of the same bytes can find a salt that this one did not.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from .routes import Route
+
+MAX_BYTES = 4 * 1024 * 1024
+
+# Keys that steer the cache or name what is ours: each has its own count, so that an attempt is seen. The rest is "other".
+WATCHED_KEYS = frozenset({"cache_salt", "kv_transfer_params", "prompt_cache_key", "vllm_xargs", "request_id"})
+OTHER_KEY = "other"
+_SESSION_KEY = "user"  # read for the cohort, of no use to the engine
+
+
+class BodyError(ValueError):
+    """The client must change the body: `status`, and one sentence that says what is wrong."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What the sidecar knows of a body. `data` is what the engine gets."""
+
+    data: bytes
+    user: str = ""  # OpenAI's `user`; "" = none
+    supported: bool = True  # False: reuse would change the answer (prompt logprobs), so it must run cold
+    dropped: tuple[str, ...] = ()  # label of each key that was not passed on
+
+
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+_ABSENT = (b"null", b"false")
+
+
+async def read(chunks: AsyncIterator[bytes], limit: int = MAX_BYTES) -> bytes:
+    """The whole body. Raises BodyError 413 as soon as it is longer than `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > limit:
+            raise too_large(limit)
+        parts.append(chunk)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(limit: int) -> BodyError:
+    return BodyError(413, f"The request body is larger than {limit} bytes. Send a shorter prompt.")
+
+
+def reduce(data: bytes, route: Route) -> Body:
+    """Checks a body and keeps what `route` allows. Raises BodyError 400."""
+    try:
+        if not data.isascii():
+            data.decode()  # raw values are not checked by the decoder
+        fields = _decoder.decode(data)
+    except msgspec.ValidationError:
+        raise BodyError(400, "The request body must be a JSON object.") from None
+    except UnicodeDecodeError:
+        raise BodyError(400, "The request body is not valid UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BodyError(400, f"The request body is not valid JSON: {error}.") from None
+    if fields.keys() <= route.keys:
+        return Body(_encoder.encode(fields), supported=_supported(fields))
+    user = _text(fields.pop(_SESSION_KEY, None))
+    foreign = fields.keys() - route.keys
+    dropped = tuple(key if key in WATCHED_KEYS else OTHER_KEY for key in foreign)
+    for key in foreign:
+        del fields[key]
+    return Body(_encoder.encode(fields), user, _supported(fields), dropped)
+
+
+def _supported(fields: dict[str, msgspec.Raw]) -> bool:
+    """False when the answer has log probabilities of the prompt: a reused page has no logits to make them from.
+
+    A count of 0 asks for them too (for those of the tokens that stand there), so only null and false mean none.
+    """
+    return not (_given(fields, "prompt_logprobs") or (_given(fields, "echo") and _given(fields, "logprobs")))
+
+
+def _given(fields: dict[str, msgspec.Raw], key: str) -> bool:
+    value = fields.get(key)
+    return value is not None and bytes(value) not in _ABSENT
+
+
+def _text(value: msgspec.Raw | None) -> str:
+    if value is None:
+        return ""
+    decoded = msgspec.json.decode(value)
+    return decoded if isinstance(decoded, str) else ""
