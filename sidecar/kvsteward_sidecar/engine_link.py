@@ -51,13 +51,13 @@ class Confirmation:
 
 
 class EngineLink:
-    """One engine. `first_answer(epoch)` is called with the engine's epoch once, when it first answers."""
+    """One engine. `engine_epoch(epoch)` is called when it first answers, and when it turns out to be ahead."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         address: EngineAddress,
-        first_answer: Callable[[int], None],
+        engine_epoch: Callable[[int], None],
         *,
         clock: Callable[[], float],
         live_tolerance: float = LIVE_TOLERANCE,
@@ -67,10 +67,11 @@ class EngineLink:
         self.confirmed: Confirmation | None = None
         self.stats: dict[str, Any] = {}
         self.restarts = 0
-        self._first_answer, self._live_tolerance = first_answer, live_tolerance
+        self._engine_epoch, self._live_tolerance = engine_epoch, live_tolerance
         self._wanted: EnginePolicy | None = None
         self._answered_at = clock()  # any HTTP answer; the start counts, so that a slow start isn't a death
         self._known_instance = ""
+        self._pushing: EnginePolicy | None = None
         self._push_now = asyncio.Event()
 
     @property
@@ -157,7 +158,7 @@ class EngineLink:
             if not self._known_instance:
                 log.info("engine %s answers: %s, epoch %d", state.instance, state.build, state.epoch)
                 self._known_instance = state.instance
-                self._first_answer(state.epoch)
+                self._engine_epoch(state.epoch)
             else:
                 log.warning("the engine restarted: its cache is empty, and it is cold until told otherwise")
                 self._known_instance = state.instance
@@ -198,7 +199,7 @@ class EngineLink:
             log.warning("the engine did not take the policy: %d %s", answer.status, body[:300].decode("utf-8", "replace"))
         elif answer.status == 409:
             log.warning("the engine is at epoch %d, ahead of %d: going past it", state.epoch, policy.epoch)
-            self._first_answer(state.epoch)
+            self._engine_epoch(state.epoch)
         else:
             self.confirmed = Confirmation(state.instance, state.epoch, state.version)
             log.info("the engine confirmed epoch %d, policy %s", state.epoch, state.version or "none")

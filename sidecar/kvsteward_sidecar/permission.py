@@ -15,6 +15,7 @@ from typing import Any
 from kvsteward_contract.cohort import in_canary, is_protected
 from kvsteward_contract.directive import Retention
 from kvsteward_contract.document import PRIVATE_CLASS, PolicyDocument
+from kvsteward_contract.identity import opaque_digest
 from kvsteward_contract.policy import IdentitySource, KillSwitch, Stage, WhenMissing
 
 from .latch import Latch
@@ -113,8 +114,12 @@ def permission_for(
     resource: ResourceView | None,
     latch: Latch | None,
     credentials: frozenset[str],
+    tenant_key: bytes = b"",
 ) -> Permission:
-    """The permission that these give, at epoch 0. `resource` is heeded only when the document names its uid."""
+    """The permission that these give, at epoch 0. `resource` is heeded only when the document names its uid.
+
+    `tenant_key` makes the tenants' opaque digests, which name the overrides' retention classes.
+    """
     held = latch.reason if latch is not None else ""
     if document is None:
         return Permission(latch=held, credentials=credentials)
@@ -123,7 +128,10 @@ def permission_for(
     if resource is not None and resource.uid == document.policy.uid:
         stage = min(stage, resource.stage, key=lambda one: one.rank)
         switch = resource.kill_switch
-    overrides = {override.tenant: f"{PRIVATE_CLASS}/{number}" for number, override in enumerate(document.overrides)}
+    overrides = {
+        override.tenant: f"{PRIVATE_CLASS}/{opaque_digest(tenant_key, override.tenant)}"
+        for override in document.overrides
+    }
     return Permission(
         known=True,
         version=version,
