@@ -6,6 +6,7 @@ import yaml
 from kvsteward_contract.crd import RULES, crd, crd_yaml
 from kvsteward_contract.policy import InvalidPolicy, decode_policy, decode_spec, semantic_refusals
 from kvsteward_contract.quantity import parse_quantity
+from kvsteward_contract.reference import reference
 
 ROOT = Path(__file__).parents[2]
 SPEC = {
@@ -140,3 +141,7 @@ def test_every_rule_stands_in_the_crd():
     text = yaml.safe_dump(crd())
     placed = text.count("rule:")
     assert placed == sum(len(rules) for rules in RULES.values())
+
+
+def test_the_reference_in_the_docs_is_the_generated_one():
+    assert (ROOT / "docs/reference.md").read_text() == reference(), "run `make reference`"
