@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import aiohttp
+from kvsteward_contract.cohort import bucket as cohort_bucket
 from kvsteward_contract.decision import Decision, Reason
 from kvsteward_contract.directive import Directive, EnginePolicy, Mode, Outcome, encode
 from kvsteward_contract.identity import (
@@ -32,12 +33,11 @@ from kvsteward_contract.identity import (
     opaque_digest,
     scope_salt,
 )
-from kvsteward_contract.cohort import bucket as cohort_bucket
 from kvsteward_contract.metrics import band
 from kvsteward_contract.observation import OBSERVATION_VERSION, Observation
 from kvsteward_contract.observation import Latch as ObservedLatch
 
-from .drain import Drain, Phase
+from .drain import CLOSING_SECONDS, Drain, Phase
 from .engine_link import EngineAddress, EngineLink
 from .latch import OPERATOR_REASON, VIOLATION_REASON, Latch, LatchFile, seen_attempt
 from .permission import Permission, losses, permission_for, succeed
@@ -128,13 +128,14 @@ class Control:
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        closing_seconds: float = CLOSING_SECONDS,
     ) -> None:
         self.clock, self.started = clock, clock()
         self.policy = PolicyState(self.refresh, monotonic)
         self.link = EngineLink(session, address, self._engine_epoch, clock=monotonic)
         self.receipts, self.telemetry = receipts, Telemetry()
         self.exposition = Exposition(self.telemetry)
-        self.drain = Drain(lambda: self.in_flight)
+        self.drain = Drain(lambda: self.in_flight, closing_seconds)
         self.in_flight = 0
         self._salt, self._tenant_files, self._latch_file = salt, tenant_files, latch_file
         self._cohort_seed = derived_key(salt, COHORT_PURPOSE)
