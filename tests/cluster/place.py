@@ -1,9 +1,12 @@
 """Where a cluster lives, its addresses, and running a command. Standard library only, like all of this folder: it
 works before any virtual environment exists."""
+import fcntl
 import hashlib
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 KIT = Path(__file__).resolve().parent
@@ -24,6 +27,15 @@ class Failure(Exception):
 
 def say(text: str) -> None:
     print(f"cluster: {text}", flush=True)
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One command at a time on this machine, whichever cluster it is for: they share binaries and images."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def run(*argv: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
