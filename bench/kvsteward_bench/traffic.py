@@ -1,5 +1,5 @@
-"""Clients of an OpenAI-compatible endpoint, for tests and proofs: real HTTP over keep-alive connections, and a record
-of how each answer ended, so that a cut stream can never count as a complete one."""
+"""Clients of an OpenAI-compatible endpoint: real HTTP over keep-alive connections, and a record of how each answer
+ended, so that a cut stream can never count as a complete one."""
 
 import asyncio
 import contextlib
