@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 import aiohttp
 from kvsteward_contract.cohort import bucket as cohort_bucket
@@ -33,7 +32,6 @@ from kvsteward_contract.identity import (
     opaque_digest,
     scope_salt,
 )
-from kvsteward_contract.metrics import band
 from kvsteward_contract.observation import OBSERVATION_VERSION, Observation
 from kvsteward_contract.observation import Latch as ObservedLatch
 
@@ -42,73 +40,20 @@ from .engine_link import EngineAddress, EngineLink
 from .latch import OPERATOR_REASON, VIOLATION_REASON, Latch, LatchFile, seen_attempt
 from .permission import Permission, losses, permission_for, succeed
 from .policy_source import PolicyState
-from .receipts import Receipt, Receipts
+from .receipts import Receipts, receipt_of
 from .telemetry import Exposition, Now, Telemetry
 from .tenants import TenantFiles, Tenants
+from .ticket import PRIVATE_KIND, Arrival, Ending, Grant, Refusal, Ticket
 
 log = logging.getLogger(__name__)
 
-PRIVATE_KIND = "Private"
-NO_SCOPE = "None"
-BACKEND = "Builtin"
 TICK_SECONDS = 1.0
 MAX_GRANTS = 10_000  # tenants named by a gateway are not bounded by a file
 RETRY_AFTER = 2  # seconds
 
 
-class Ending(str, Enum):
-    """How a request left, as the traffic side saw it."""
-
-    COMPLETED = "completed"  # the engine's answer reached the client in full
-    CANCELLED = "cancelled"  # the client went away; the outcome is fetched from the engine afterwards
-    FAILED = "failed"  # the engine died or broke the answer
-    REFUSED = "refused"  # the engine answered 4xx or 429, nothing was computed
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What one tenant's requests carry to the engine: derived once, opaque, never the tenant's name."""
-
-    digest: str  # opaque tenant digest, hex
-    namespace: str  # scope salt, hex
-    scope: str  # "Private/<digest>"
-    retention: str  # name of a Retention class of the EnginePolicy
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why no request is taken right now: answer `status` with `Retry-After` and this OpenAI error."""
-
-    status: int
-    code: str
-    message: str
-    retry_after: int  # seconds
-
-
 _DRAINING = Refusal(503, "draining", "this replica is going away; send the request again", 1)
 _NOT_READY = Refusal(503, "engine_not_ready", "the engine of this replica is not ready; try again shortly", RETRY_AFTER)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What is known of a request when it is admitted."""
-
-    permission: Permission  # the snapshot the decision was made from
-    grant: Grant | None  # None: no tenant
-    workload: str  # `permission.workload(header)`
-    bucket: int  # cohort bucket, [0, 10000)
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One admitted request, from `admit` to `finish`."""
-
-    request: str  # 32 hex digits: request id, receipt id, header X-KV-Receipt
-    decision: Decision
-    arrival: Arrival
-    directive: bytes  # value of the X-KV-Directive header, ASCII JSON
-    time: float  # Unix time of admission
-    finished: bool = False
 
 
 class Control:
@@ -379,7 +324,7 @@ class Control:
     def _record(self, ticket: Ticket, outcome: Outcome | None, ttft: float | None, ending: Ending) -> None:
         arrival, decision = ticket.arrival, ticket.decision
         permission = arrival.permission
-        scope_kind = PRIVATE_KIND if arrival.grant is not None else NO_SCOPE
+        scope_kind = arrival.scope_kind
         if outcome is not None:
             if outcome.scope_violation:
                 self.hold_cold(VIOLATION_REASON)
@@ -393,7 +338,7 @@ class Control:
                     scope_kind,
                     permission.generation,
                 )
-        self.receipts.add(_receipt(ticket, outcome, ttft, ending, scope_kind))
+        self.receipts.add(receipt_of(ticket, outcome, ttft, ending))
 
 
 def _path(decision: Decision, outcome: Outcome) -> str:
@@ -405,51 +350,3 @@ def _credentials(tenants: Tenants) -> frozenset[str]:
     """One word for each credential and whom it names: a vanished one is a loss of permission."""
     keys = {f"{digest.hex()}={tenant}" for digest, tenant in tenants.keys.items()}
     return frozenset(keys | {digest.hex() for digest in tenants.gateway})
-
-
-def _receipt(
-    ticket: Ticket, outcome: Outcome | None, ttft: float | None, ending: Ending, scope_kind: str
-) -> Receipt:
-    arrival = ticket.arrival
-    permission = arrival.permission
-    if permission.protects(arrival.bucket):
-        cohort = "Protected"
-    else:
-        cohort = "Canary" if permission.in_cohort(arrival.bucket, arrival.workload) else "Rest"
-    known = {
-        "id": ticket.request,
-        "time": ticket.time,
-        "policy_version": permission.version,
-        "generation": permission.generation,
-        "stage": permission.stage.value,
-        "cohort": cohort,
-        "decision": ticket.decision.reason.value,
-        "mode": outcome.mode.value if outcome else "",
-        "ending": ending.value,
-        "scope_kind": scope_kind,
-        "tenant": arrival.grant.digest if arrival.grant else "",
-        "workload": arrival.workload,
-        "backend": BACKEND,
-        "time_to_first_token_seconds": ttft,
-    }
-    if outcome is None:
-        return Receipt(**known)
-    return Receipt(
-        **known,
-        band=band(outcome.prompt_tokens),
-        prompt_tokens=outcome.prompt_tokens,
-        eligible_tokens=outcome.eligible_tokens,
-        resident_tokens=outcome.resident_tokens,
-        reused_tokens=outcome.reused_tokens,
-        saved_tokens=outcome.reused_tokens,
-        misses=outcome.misses,
-        output_tokens=outcome.output_tokens,
-        tokenize_seconds=outcome.tokenize_seconds,
-        queue_seconds=outcome.queue_seconds,
-        prefill_seconds=outcome.prefill_seconds,
-        decode_seconds=outcome.decode_seconds,
-        peak_pages=outcome.peak_pages,
-        output_digest=outcome.output_digest,
-        finish=outcome.finish,
-        scope_violation=outcome.scope_violation,
-    )

@@ -28,7 +28,7 @@ from .engine_link import EngineAddress
 from .kube import ApiServer
 from .latch import LatchFile
 from .policy_source import FileSource, KubernetesSource
-from .proxy import traffic_app
+from .proxy import Proxy
 from .receipts import Receipts
 from .settings import Settings, StartError, engine_token, parse, read_salt
 from .tenants import TenantFiles
@@ -133,15 +133,21 @@ async def _open(
     serving = asyncio.Event()
     admin = admin_app(control, AdminToken(settings.admin_token_file), serving.is_set)
     drain = drain_app(control.drain, lambda: control.in_flight, settings.drain_seconds)
-    await _listen(admin, settings.host, settings.admin_port, "admin", stack)
-    await _listen(drain, LOOPBACK, settings.drain_port, "drain", stack)
-    await _listen(traffic_app(control, address), settings.host, settings.port, "traffic", stack)
+    proxy = Proxy(control, address)
+    stack.callback(proxy.close)
+    await _listen(_app_runner(admin), settings.host, settings.admin_port, "admin", stack)
+    await _listen(_app_runner(drain), LOOPBACK, settings.drain_port, "drain", stack)
+    traffic = web.ServerRunner(proxy.server(), shutdown_timeout=CUT_SECONDS)
+    await _listen(traffic, settings.host, settings.port, "traffic", stack)
     serving.set()
     return serving
 
 
-async def _listen(app: web.Application, host: str, port: int, name: str, stack: AsyncExitStack) -> None:
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_SECONDS)
+def _app_runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_SECONDS)
+
+
+async def _listen(runner: web.BaseRunner, host: str, port: int, name: str, stack: AsyncExitStack) -> None:
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:

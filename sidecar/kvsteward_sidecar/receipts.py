@@ -14,7 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+from kvsteward_contract.directive import Outcome
+from kvsteward_contract.metrics import band
 
+from .ticket import Ending, Ticket
+
+BACKEND = "Builtin"
 RING = 4096
 FLUSH_SECONDS = 0.1
 MAX_UNWRITTEN = 65_536  # lines; a reader that is this far behind loses some
@@ -53,6 +58,53 @@ class Receipt(msgspec.Struct, frozen=True, rename="camel"):
     output_digest: str = ""
     finish: str = ""
     scope_violation: bool = False
+
+
+def receipt_of(ticket: Ticket, outcome: Outcome | None, ttft: float | None, ending: Ending) -> Receipt:
+    """The receipt of a request; without an outcome all that the engine alone knows is missing from it."""
+    arrival = ticket.arrival
+    permission = arrival.permission
+    if permission.protects(arrival.bucket):
+        cohort = "Protected"
+    else:
+        cohort = "Canary" if permission.in_cohort(arrival.bucket, arrival.workload) else "Rest"
+    known = {
+        "id": ticket.request,
+        "time": ticket.time,
+        "policy_version": permission.version,
+        "generation": permission.generation,
+        "stage": permission.stage.value,
+        "cohort": cohort,
+        "decision": ticket.decision.reason.value,
+        "mode": outcome.mode.value if outcome else "",
+        "ending": ending.value,
+        "scope_kind": arrival.scope_kind,
+        "tenant": arrival.grant.digest if arrival.grant else "",
+        "workload": arrival.workload,
+        "backend": BACKEND,
+        "time_to_first_token_seconds": ttft,
+    }
+    if outcome is None:
+        return Receipt(**known)
+    return Receipt(
+        **known,
+        band=band(outcome.prompt_tokens),
+        prompt_tokens=outcome.prompt_tokens,
+        eligible_tokens=outcome.eligible_tokens,
+        resident_tokens=outcome.resident_tokens,
+        reused_tokens=outcome.reused_tokens,
+        saved_tokens=outcome.reused_tokens,
+        misses=outcome.misses,
+        output_tokens=outcome.output_tokens,
+        tokenize_seconds=outcome.tokenize_seconds,
+        queue_seconds=outcome.queue_seconds,
+        prefill_seconds=outcome.prefill_seconds,
+        decode_seconds=outcome.decode_seconds,
+        peak_pages=outcome.peak_pages,
+        output_digest=outcome.output_digest,
+        finish=outcome.finish,
+        scope_violation=outcome.scope_violation,
+    )
 
 
 def write_stdout(data: bytes) -> None:
