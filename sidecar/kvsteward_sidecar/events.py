@@ -6,13 +6,11 @@ be found where an event begins.
 
 from kvsteward_contract.wire import OUTCOME_COMMENT
 
+from .upstream import EngineBroke
+
 _END = b"\n\n"
 _DATA = b"data:"
 MAX_EVENT = 4 * 1024 * 1024  # bytes of one unfinished event; past it the answer is broken
-
-
-class OversizedEvent(Exception):
-    """The engine sent an event without an end: give the answer up."""
 
 
 class EventFilter:
@@ -26,7 +24,7 @@ class EventFilter:
         self.outcome: bytes | None = None  # JSON, as the engine wrote it
 
     def feed(self, data: bytes) -> bytes:
-        """What of the stream may go on to the client now: whole events. Raises OversizedEvent."""
+        """What of the stream may go on to the client now: whole events. Raises EngineBroke when an event has no end."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -35,7 +33,7 @@ class EventFilter:
             cut = 0 if end < 0 else end + 2
             self._held = data[cut:]
             if len(self._held) > MAX_EVENT:
-                raise OversizedEvent(f"an event of the engine is longer than {MAX_EVENT} bytes")
+                raise EngineBroke(f"an event of the engine is longer than {MAX_EVENT} bytes")
             data = data[:cut]
         if OUTCOME_COMMENT in data:
             data = self._without_outcome(data)

@@ -75,9 +75,7 @@ _ROUTES: dict[Backend, tuple[Route, ...]] = {
         Route(Kind.HEALTH, "GET", "/health"),
     ),
 }
-_TABLES = {
-    backend: {(route.method, route.path): route for route in routes} for backend, routes in _ROUTES.items()
-}
+_TABLES = {backend: {(route.method, route.path): route for route in routes} for backend, routes in _ROUTES.items()}
 
 
 def find(backend: Backend, method: str, target: str) -> Route | None:

@@ -87,9 +87,7 @@ class Tenants:
                 tenant = owner
         return NOBODY if tenant is None else Credential(tenant)
 
-    def _by_gateway(
-        self, tenants: list[str] | tuple[str, ...], tokens: list[str] | tuple[str, ...]
-    ) -> Credential:
+    def _by_gateway(self, tenants: list[str] | tuple[str, ...], tokens: list[str] | tuple[str, ...]) -> Credential:
         if len(tenants) > 1 or len(tokens) > 1:
             return AMBIGUOUS
         if not tenants or not tokens:

@@ -31,7 +31,18 @@ class Answer:
     Wait for `head()`, then `attach()` a sink for the body, then `wait()` until it returns True.
     """
 
-    __slots__ = ("_connection", "_error", "_held", "_sink", "_waiter", "complete", "headers", "size", "started", "status")
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_held",
+        "_sink",
+        "_waiter",
+        "complete",
+        "headers",
+        "size",
+        "started",
+        "status",
+    )
 
     def __init__(self, connection: "Connection") -> None:
         self._connection: Connection | None = connection
@@ -53,12 +64,11 @@ class Answer:
             await self._wake()
 
     def attach(self, sink: Callable[[bytes, bool], None]) -> None:
-        """From now on `sink(body, last)` gets the body, one call a read, what came before at once. An exception it
-        raises ends the answer as broken."""
+        """From now on `sink(body, last)` gets the body, one call a read; what came before, if only nothing, at once.
+        A sink that raises EngineBroke ends the answer."""
         self._sink = sink
         held, self._held, self.size = b"".join(self._held), [], 0
-        if held or self.complete:
-            sink(held, self.complete)
+        sink(held, self.complete)
         if self._connection is not None and not self.complete:
             self._connection.resume()
 
@@ -213,8 +223,9 @@ class Connection(asyncio.Protocol):
         answer.started = True
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, _Refused) as error:
-            self._break(answer, f"the engine's answer is not the HTTP expected: {error}")
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            why = error.__context__ if isinstance(error.__context__, EngineBroke) else error
+            self._break(answer, EngineBroke(f"the engine's answer is not the HTTP expected: {why}"))
             return
         if self._body or self._done:
             parts = self._body
@@ -227,8 +238,8 @@ class Connection(asyncio.Protocol):
                 self._body = []
             try:
                 answer._body(body, done)
-            except Exception as error:
-                self._break(answer, f"the engine's answer cannot be passed on: {error}")
+            except EngineBroke as error:
+                self._break(answer, error)
                 return
             if done:
                 self._finish(keep)
@@ -242,10 +253,10 @@ class Connection(asyncio.Protocol):
         self.used = True
         self._idle_again(self)
 
-    def _break(self, answer: Answer, why: str) -> None:
+    def _break(self, answer: Answer, error: EngineBroke) -> None:
         self._answer = None
         answer.complete = False
-        answer._failed(EngineBroke(why))
+        answer._failed(error)
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -261,12 +272,12 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._done:
-            raise _Refused("a second answer to one request")
+            raise EngineBroke("a second answer to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise _Refused("headers too large")
+            raise EngineBroke("headers too large")
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -288,17 +299,12 @@ class Connection(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive()
 
 
-class _Refused(Exception):
-    """Raised from a parser callback to refuse what the engine sent."""
-
-
 class Pool:
     """Connections to one engine: the most recently used idle one first, a new one when there is none."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         self._idle: deque[Connection] = deque()
-        self._open: set[Connection] = set()
 
     async def acquire(self, fresh: bool = False) -> Connection:
         """An idle connection, or a new one (always with `fresh`). Raises EngineUnavailable."""
