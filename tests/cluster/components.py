@@ -57,8 +57,8 @@ COREFILE = f""".:53 {{
 }}
 """
 
-# restrict_oom_score_adj: where oom_score_adj may not be lowered, runc else dies of
-# "can't get final child's PID from pipe: EOF"
+# Without restrict_oom_score_adj runc dies where oom_score_adj may not be lowered, and says no more than that it can't
+# get its final child's PID from a pipe.
 CONTAINERD = f"""version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", \
 "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp"]

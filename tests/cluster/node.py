@@ -22,7 +22,7 @@ def create() -> None:
     mounts and interfaces go with the last one. With SIGCHLD ignored the kernel reaps its orphans."""
     created = [str(folder) for target in MOUNTS for folder in [Path(target), *Path(target).parents]
                if not folder.exists() or mounted(folder)]
-    sysctls = {name: Path("/proc/sys", name).read_text().strip() for name in SYSCTLS if Path("/proc/sys", name).exists()}
+    sysctls = {name: file.read_text().strip() for name in SYSCTLS if (file := Path("/proc/sys", name)).exists()}
     # What is missing in the mark tells `down` and a next `up` how far this one got.
     MARK.write_text(json.dumps({"created": created, "sysctls": sysctls}, indent=1))
     for target, source in MOUNTS.items():
