@@ -146,6 +146,7 @@ class Load:
         self.fields = ask_fields
         self.answers: list[Answer] = []
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def _client(self, number: int, client: aiohttp.ClientSession) -> None:
@@ -153,7 +154,10 @@ class Load:
         while not self._stopping.is_set():
             key = self.keys[number % len(self.keys)]
             prompt = self.prompts(number, turn)
-            self.answers.append(await ask(client, self.url, prompt, model=self.model, key=key, **self.fields))
+            answer = await ask(client, self.url, prompt, model=self.model, key=key, **self.fields)
+            async with self._ended:
+                self.answers.append(answer)
+                self._ended.notify_all()
             turn += 1
             if not self.answers[-1].complete:
                 await asyncio.sleep(0.05)  # a server that refuses is not hammered
@@ -175,6 +179,5 @@ class Load:
     async def wait_for(self, count: int, timeout: float = 120) -> None:
         """Until that many more answers have ended. Raises TimeoutError."""
         goal = len(self.answers) + count
-        async with asyncio.timeout(timeout):
-            while len(self.answers) < goal:
-                await asyncio.sleep(0.02)
+        async with asyncio.timeout(timeout), self._ended:
+            await self._ended.wait_for(lambda: len(self.answers) >= goal)

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import os
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from kvsteward_contract import wire
@@ -59,8 +59,8 @@ class ClusterSite:
             process = await asyncio.create_subprocess_exec(
                 "kubectl", "-n", self.namespace, "port-forward", target, f":{port}", stdout=asyncio.subprocess.PIPE
             )
-            assert process.stdout is not None
-            line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+            output = cast(asyncio.StreamReader, process.stdout)
+            line = (await asyncio.wait_for(output.readline(), 30)).decode()
             if "127.0.0.1:" not in line:
                 raise KubectlFailed(f"kubectl port-forward {target} did not start")
             local = line.split("127.0.0.1:")[1].split()[0]
@@ -112,7 +112,7 @@ class ClusterSite:
         return any(each["type"] == "ColdPath" and each["status"] == "True" for each in conditions)
 
     async def last_match(self) -> float:
-        return max(each["lastMatchSeconds"] for each in await self._admin("/v1/observation"))
+        return max(float(each["lastMatchSeconds"]) for each in await self._admin("/v1/observation"))
 
     async def receipts(self) -> list[Json]:
         return [receipt for each in await self._admin("/v1/receipts?limit=200") for receipt in each["receipts"]]

@@ -5,7 +5,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import yaml
@@ -43,20 +43,14 @@ class LocalSite:
             "--admin-token-file", str(self._token_file), *keys,
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        assert self._process.stdout is not None
+        output = cast(asyncio.StreamReader, self._process.stdout)
         async with asyncio.timeout(START_SECONDS):
-            while line := (await self._process.stdout.readline()).decode():
+            while line := (await output.readline()).decode():
                 if line.startswith("ready "):
                     self.url, self._admin_url = line.split()[1], f"http://127.0.0.1:{admin}"
-                    self._reader = asyncio.create_task(self._drop_output())
+                    self._reader = asyncio.create_task(drop(output))
                     return
         raise LocalFailed("`kvsteward local` ended before it was ready; what it said stands above")
-
-    async def _drop_output(self) -> None:
-        """Receipts come on stdout, and a full pipe would stall them."""
-        assert self._process is not None and self._process.stdout is not None
-        while await self._process.stdout.read(1 << 16):
-            pass
 
     async def close(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -102,6 +96,12 @@ class LocalSite:
     async def show(self) -> None:
         seen = await self._admin("/v1/observation")
         print(f"\n  policy {seen['policyVersion'][:19]} stage {seen['stage']}, {seen['residentPages']} pages resident")
+
+
+async def drop(output: asyncio.StreamReader) -> None:
+    """Receipts come on stdout, and a full pipe would stall them."""
+    while await output.read(1 << 16):
+        pass
 
 
 def _free_port() -> int:
