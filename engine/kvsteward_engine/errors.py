@@ -8,7 +8,10 @@ EngineError
 │   └── NotDeterministic      --deterministic was asked for and the self-check failed
 ├── InvalidRequest        the request can't be served as it stands (HTTP 400)
 ├── QueueFull             too much is waiting already (HTTP 429, try again later)
-└── EngineFailed          the engine broke underneath a request (HTTP 500, or a cut stream)
+├── StaleEpoch            a policy of an epoch the engine has left behind (HTTP 409)
+├── DeviceOutOfMemory     a forward pass found no device memory; the engine makes room and tries again
+├── EngineFailed          the engine broke underneath a request (HTTP 500, or a cut stream)
+└── BrokenInvariant       a bug of the engine: pages or queues used in a way that can't be right
 """
 
 from __future__ import annotations
@@ -46,5 +49,21 @@ class QueueFull(EngineError):
     """The bounded queue is full; the client may try again after a while."""
 
 
+class StaleEpoch(EngineError):
+    """A policy whose epoch is below the engine's; nothing was changed."""
+
+
+class DeviceOutOfMemory(EngineError):
+    """`Runner.run` found no device memory for this step; it computed nothing that counts."""
+
+
+class OutOfMemory(EngineError):
+    """A step didn't fit into the device's free memory; nothing was sampled, and no page lost what it held."""
+
+
 class EngineFailed(EngineError):
     """The engine failed while it worked on the request."""
+
+
+class BrokenInvariant(EngineError):
+    """A call that can't be right (a page freed twice, a page published before its parent): a bug, never the user's."""

@@ -5,6 +5,7 @@ Knows nothing of torch, of page keys, or of how a request came in.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,6 +91,12 @@ class Sequence:
     computed: int = 0
     state: State = State.WAITING
     finish: Finish | None = None
+    random_key: int = -1  # what its random numbers are made of: the seed, or drawn once
+
+    def __post_init__(self) -> None:
+        if self.random_key < 0:
+            seed = self.sampling.seed
+            self.random_key = secrets.randbits(63) if seed is None else seed
 
     @property
     def output_len(self) -> int:
