@@ -1,0 +1,53 @@
+"""What a pass found out about one policy: the ground of its conditions, status and history."""
+
+from dataclasses import dataclass
+
+from kvsteward_contract.document import DocumentRollout
+from kvsteward_contract.policy import PolicySpec, Refusal
+
+from .generations import Generation, State, serving
+from .world import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs, and is to run, of an accepted spec."""
+
+    spec: PolicySpec  # what governs
+    image: str  # of the engine, pinned
+    target: Generation
+    generations: tuple[Generation, ...]  # oldest first, the target last
+    rollouts: dict[str, DocumentRollout]  # what each generation's document says
+    versions: dict[str, str]  # and that document's version
+    deadline_exceeded: bool = False  # the Deployment gave its rolling update up
+
+    @property
+    def wanted(self) -> int:
+        return self.spec.engine.replicas
+
+    @property
+    def serving(self) -> Generation | None:
+        return serving(self.generations)
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        return tuple(pod for generation in self.generations for pod in generation.pods)
+
+    def acknowledged(self, generation: Generation) -> int:
+        """Pods whose engine has confirmed the generation's document."""
+        version = self.versions[generation.name]
+        return sum(
+            pod.observation is not None
+            and pod.observation.acknowledged_version == version
+            and (not pod.terminating or generation.state is State.DRAINING)
+            for pod in generation.pods
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """`running` None: nothing was ever accepted, or what an earlier policy of this name left must go first."""
+
+    refusal: Refusal | None
+    running: Running | None
+    leftovers: tuple[str, ...] = ()  # objects of an earlier policy of the same name, being collected
