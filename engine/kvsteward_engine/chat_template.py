@@ -7,7 +7,6 @@ templates expect (`raise_exception`, `strftime_now`, `tojson`, `{% generation %}
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -72,11 +71,10 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template refused the messages: {error}") from error
 
 
-def read_chat_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a checkpoint folder: `chat_template.jinja`, else `chat_template` in tokenizer_config.json
-    (a string, or a list of named ones of which "default" counts); None if it has none."""
-    file = directory / "chat_template.jinja"
-    source = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
+def chat_template_of(config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template in a tokenizer_config.json: `chat_template` is a string, or a list of named ones of which
+    "default" counts. None if it has none."""
+    source = config.get("chat_template")
     if isinstance(source, list):
         source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
     if not isinstance(source, str):

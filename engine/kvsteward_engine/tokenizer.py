@@ -12,7 +12,8 @@ from typing import Any
 
 import tokenizers
 
-from kvsteward_engine.chat_template import ChatTemplate, read_chat_template
+from kvsteward_engine.chat_template import ChatTemplate, chat_template_of
+from kvsteward_engine.checkpoint import find_gguf
 from kvsteward_engine.detokenizer import TextStream
 from kvsteward_engine.errors import BadCheckpoint, InvalidRequest, UnsupportedModel
 
@@ -39,9 +40,23 @@ class Tokenizer:
         self._text: Sequence[bytes] = [b"" if i in special else piece for i, piece in enumerate(whole)]
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """Of a folder with tokenizer.json and, for chat, tokenizer_config.json or chat_template.jinja.
-        Raises `BadCheckpoint` or `UnsupportedModel`."""
+    def load(cls, checkpoint: Path) -> "Tokenizer":
+        """Of a folder with tokenizer.json and, for chat, tokenizer_config.json or chat_template.jinja; or of a GGUF
+        file, which holds both. Raises `BadCheckpoint` or `UnsupportedModel`."""
+        gguf = find_gguf(checkpoint)
+        return cls._from_folder(checkpoint) if gguf is None else cls._from_gguf(gguf)
+
+    @classmethod
+    def _from_gguf(cls, file: Path) -> "Tokenizer":
+        from kvsteward_engine.gguf import GgufCheckpoint  # slow to import and seldom needed
+        from kvsteward_engine.gguf_tokenizer import tokenizer_config, tokenizer_json
+
+        opened = GgufCheckpoint(file)
+        backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(opened)))
+        return cls(backend, chat_template_of(tokenizer_config(opened)))
+
+    @classmethod
+    def _from_folder(cls, directory: Path) -> "Tokenizer":
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise BadCheckpoint(f"{directory} has no tokenizer.json; give a folder with a Hugging Face tokenizer")
@@ -49,13 +64,17 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises bare Exception
             raise BadCheckpoint(f"{file} is not a tokenizer this engine can read: {error}") from error
-        return cls(backend, read_chat_template(directory, _read_config(directory)))
+        source = directory / "chat_template.jinja"
+        config = _read_config(directory)
+        if source.is_file():
+            config["chat_template"] = source.read_text("utf-8")
+        return cls(backend, chat_template_of(config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)."""
         try:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError as error:
+        except (UnicodeEncodeError, TypeError) as error:  # which of the two depends on the package's version
             raise InvalidRequest("the text holds a lone surrogate, which is no character") from error
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
