@@ -1,7 +1,8 @@
 """An engine that computes nothing: HTTP by hand on an asyncio protocol, as fast as Python goes.
 
 What a request gets is in its own body, so that it survives any proxy: `max_tokens` chunks, the first after `seed`
-microseconds, then one every `top_k` microseconds (0: each in a turn of the loop of its own, so as single reads).
+microseconds, then one every `top_k` microseconds (0: as fast as the loop turns; LOCKSTEP: each when `advance` is
+called, which the client does when it has the one before, so that no proxy can take two at once).
 `"stream": false` gives one JSON object.
 """
 
@@ -9,10 +10,12 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 CHUNK_BYTES = 200
+LOCKSTEP = -1
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _DIRECTIVE = re.compile(rb'\r\nx-kv-directive: *\{"request":"([0-9a-f]{32})"', re.IGNORECASE)
 
@@ -44,7 +47,7 @@ class Asked(msgspec.Struct):
     stream: bool = True
     max_tokens: int = 64  # chunks
     seed: int = 0  # microseconds until the first
-    top_k: int = 0  # microseconds from one to the next
+    top_k: int = 0  # microseconds from one to the next, or LOCKSTEP
 
 
 _asked = msgspec.json.Decoder(Asked)
@@ -57,6 +60,13 @@ class FakeEngine:
         self.state = _STATE
         self.arrived = 0
         self.left: list[float] = []  # time.perf_counter() at which each early leave was noticed
+        self.waiting: Callable[[], None] | None = None  # the one stream in lockstep
+
+    def advance(self) -> None:
+        """Lets the stream in lockstep send its next chunk."""
+        step, self.waiting = self.waiting, None
+        if step is not None:
+            step()
 
     async def listen(self) -> asyncio.Server:
         """Serves on a free port of 127.0.0.1."""
@@ -109,15 +119,15 @@ class _Connection(asyncio.Protocol):
                 state = msgspec.json.decode(_STATE) | {"epoch": wanted["epoch"], "version": wanted["version"]}
                 self._engine.state = msgspec.json.encode(state)
             self._whole(200, self._engine.state)
-        elif target == b"/kv/v1/stats":
-            self._whole(200, b"{}")
-        elif target == b"/health":
+        elif target in (b"/kv/v1/stats", b"/health"):
             self._whole(200, b"{}")
         else:
             self._whole(404, b"{}")
 
     def _later(self, microseconds: int, call: Callable[..., None], *arguments: object) -> None:
-        if microseconds:
+        if microseconds == LOCKSTEP:
+            self._engine.waiting = partial(call, *arguments)
+        elif microseconds:
             self._timer = self._loop.call_later(microseconds / 1e6, call, *arguments)
         else:
             self._timer = self._loop.call_soon(call, *arguments)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,7 +35,8 @@ def request(host: str, *, prompt_bytes: int, stream: bool, chunks: int, first_us
 class Client(asyncio.Protocol):
     """One connection. After `ask`, `first` and `events` say when the first data came and how many events did."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_events: Callable[[], None] | None = None) -> None:
+        self._on_events = on_events  # called when events came
         self.transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
         self._tail = b""
@@ -47,6 +49,17 @@ class Client(asyncio.Protocol):
         self.transport = None
         if self._done is not None and not self._done.done():
             self._done.set_exception(Broken(f"connection lost: {exc}; head {self._head[:200]!r}"))
+
+    def leave(self, politely: bool) -> float:
+        """Closes the connection, whatever it waits for: with FIN, else with RST. Returns time.perf_counter()."""
+        self._done = None
+        now = time.perf_counter()
+        if self.transport is not None:
+            if politely:
+                self.transport.close()
+            else:
+                self.transport.abort()
+        return now
 
     async def ask(self, data: bytes, stream: bool) -> float:
         """Sends and waits for the whole answer. Returns seconds to the first data event (or to the answer)."""
@@ -94,12 +107,17 @@ class Client(asyncio.Protocol):
             return
         if not self.first and b"data:" in data:
             self.first = now
-        self.events += data.count(b"\n\n")
+        events = data.count(b"\n\n")
+        if events:
+            self.events += events
+            if self._on_events is not None:
+                self._on_events()
         self._tail = (self._tail + data)[-5:]
         if self._tail == _END:
             done.set_result(None)
 
 
-async def connect(port: int) -> Client:
-    _, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
+async def connect(port: int, on_events: Callable[[], None] | None = None) -> Client:
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(lambda: Client(on_events), "127.0.0.1", port)
     return client

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -89,22 +89,20 @@ def _pinned(core: int | None) -> list[str]:
 
 
 @asynccontextmanager
-async def _process(command: list[str], log: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def _process(command: list[str], log: Path) -> AsyncIterator[Process]:
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ.copy())
+        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
-        process.terminate()
-        await asyncio.to_thread(_wait, process)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        if process.returncode is None:
+            process.terminate()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 @asynccontextmanager
@@ -119,7 +117,7 @@ async def nginx(engine_port: int, core: int | None) -> AsyncIterator[Target]:
         config.write_text(_NGINX.format(folder=folder, port=port, engine=engine_port))
         command = [*_pinned(core), binary, "-p", name, "-e", f"{name}/error.log", "-c", str(config)]
         async with _process(command, folder / "out.log") as process:
-            await asyncio.to_thread(_until_listening, port, process, folder / "out.log")
+            await _until_serving(port, process, folder / "out.log")
             yield Target("nginx", port, process.pid)
 
 
@@ -150,18 +148,23 @@ async def sidecar(engine_port: int, core: int | None) -> AsyncIterator[Target]:
         program = [sys.executable, "-m", "kvsteward_sidecar.main", "serve"]
         command = [*_pinned(core), *program, *(str(part) for pair in options.items() for part in pair)]
         async with _process(command, folder / "out.log") as process:
-            await asyncio.to_thread(_until_listening, port, process, folder / "out.log")
+            await _until_serving(port, process, folder / "out.log")
             yield Target("sidecar", port, process.pid)
 
 
-def _until_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+async def _until_serving(port: int, process: Process, log: Path) -> None:
     """Until GET /health is answered 200."""
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise CannotRun(f"{process.args} does not serve on port {port}:\n{log.read_text(errors='replace')[-2000:]}")
+    while time.monotonic() < deadline and process.returncode is None:
+        if await asyncio.to_thread(_healthy, port):
+            return
+        await asyncio.sleep(0.05)
+    raise CannotRun(f"nothing serves on port {port}:\n{await asyncio.to_thread(log.read_text, errors='replace')}")
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # refused, timed out, or not 200
+        return False
