@@ -1,0 +1,65 @@
+"""A cluster with the operator installed as the README says, and a namespace for policies."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import manifests
+from support.kube import Kube, until
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "kvsteward-system"
+IMAGES = {part: f"localhost/kvsteward-{part}:dev" for part in ("operator", "sidecar", "engine")}
+
+
+@pytest.fixture(scope="session")
+def system() -> Kube:
+    """The operator's namespace, the CRD applied and the chart installed."""
+    kube = Kube(SYSTEM)
+    kube.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    kube.kubectl("wait", "--for=condition=Established", "crd/kvcachepolicies.kvsteward.dev", "--timeout=30s")
+    kube.apply(manifests.namespace(SYSTEM))
+    sets = [word for part, image in IMAGES.items() for word in ("--set", f"image.{part}={image}")]
+    chart = str(ROOT / "charts" / "kvsteward")
+    kube.helm("upgrade", "--install", "kvsteward", chart, "--wait", "--timeout=180s", *sets)
+    return kube
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A namespace in which policies run, and the API keys of its tenants."""
+
+    kube: Kube
+    keys: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def serving(system: Kube) -> Serving:
+    """Namespace `serving`, restricted, with the checkpoints in claim `models` and keys for two tenants."""
+    found = Serving(Kube("serving"), {tenant: secrets.token_urlsafe(32) for tenant in ("acme", "globex")})
+    found.kube.apply(manifests.namespace("serving"))
+    until("default service account", lambda: found.kube.exists("serviceaccount", "default"))
+    found.kube.apply(*manifests.models("serving", ROOT / ".cache" / "models"), manifests.tenant_keys(found.keys))
+    return found
+
+
+@pytest.fixture
+def make_policy(serving: Serving) -> Iterator[Callable[..., str]]:
+    """Apply a policy, wait until it is Ready, give its name; deleted with its pods after the test."""
+    made: list[str] = []
+
+    def make(name: str, *, wait: bool = True, **changes: Any) -> str:
+        made.append(name)
+        serving.kube.apply(manifests.policy(name, **changes))
+        if wait:
+            serving.kube.wait_for(name, "Ready", timeout=240)
+        return name
+
+    yield make
+    for name in made:
+        serving.kube.delete("kvcp", name)
+    for name in made:
+        until(f"pods of {name} gone", lambda name=name: not serving.kube.pods(name, leaving=True), timeout=120)
