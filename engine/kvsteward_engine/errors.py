@@ -8,8 +8,7 @@ EngineError
 │   └── NotDeterministic      --deterministic was asked for and the self-check failed
 ├── InvalidRequest        the request can't be served as it stands (HTTP 400)
 ├── QueueFull             too much is waiting already (HTTP 429, try again later)
-├── StaleEpoch            a policy of an epoch the engine has left behind (HTTP 409)
-├── DeviceOutOfMemory     a forward pass found no device memory; the engine makes room and tries again
+├── OutOfMemory           a forward pass found no device memory; the engine makes room and tries again
 ├── EngineFailed          the engine broke underneath a request (HTTP 500, or a cut stream)
 └── BrokenInvariant       a bug of the engine: pages or queues used in a way that can't be right
 """
@@ -47,14 +46,6 @@ class InvalidRequest(EngineError):
 
 class QueueFull(EngineError):
     """The bounded queue is full; the client may try again after a while."""
-
-
-class StaleEpoch(EngineError):
-    """A policy whose epoch is below the engine's; nothing was changed."""
-
-
-class DeviceOutOfMemory(EngineError):
-    """`Runner.run` found no device memory for this step; it computed nothing that counts."""
 
 
 class OutOfMemory(EngineError):
