@@ -176,7 +176,7 @@ class Control:
     # The control side's own.
 
     def refresh(self) -> None:
-        """Makes the permission anew from what is known now; a change is in force on return and on its way to the engine."""
+        """Makes the permission anew; a change is in force on return, and on its way to the engine."""
         document = self.policy.document
         self._tenant_files.refresh(document.identity.source if document is not None else None)
         self.tenants = self._tenant_files.tenants

@@ -196,7 +196,8 @@ class EngineLink:
         self._answered_at = self.clock()
         state = self._decode(body) if answer.status in (200, 409) else None
         if state is None:
-            log.warning("the engine did not take the policy: %d %s", answer.status, body[:300].decode("utf-8", "replace"))
+            text = body[:300].decode("utf-8", "replace")
+            log.warning("the engine did not take the policy: %d %s", answer.status, text)
         elif answer.status == 409:
             log.warning("the engine is at epoch %d, ahead of %d: going past it", state.epoch, policy.epoch)
             self._engine_epoch(state.epoch)

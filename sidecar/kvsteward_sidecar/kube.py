@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ async def follow(
     *,
     watch_seconds: int = WATCH_SECONDS,
     inactivity_seconds: float = INACTIVITY_SECONDS,
-) -> AsyncIterator[Change]:
+) -> AsyncGenerator[Change, None]:
     """What becomes of the object `name` in `collection` (a path such as /api/v1/namespaces/n/configmaps), for ever."""
     failures = 0
     while True:
@@ -108,9 +109,11 @@ async def follow(
             failures = 0
             while True:
                 began = asyncio.get_running_loop().time()
-                async for event in _watch(session, server, collection, name, version, watch_seconds, inactivity_seconds):
-                    version, change = event
-                    yield change
+                events = _watch(session, server, collection, name, version, watch_seconds, inactivity_seconds)
+                async with aclosing(events):
+                    async for newest, change in events:
+                        version = newest
+                        yield change
                 if asyncio.get_running_loop().time() - began < 1.0:
                     await asyncio.sleep(random.uniform(0.5, 1.0))  # a server that ends watches at once isn't hammered
         except _Relist:
@@ -127,7 +130,8 @@ def backoff(failures: int) -> float:
 
 
 async def _list(session: aiohttp.ClientSession, server: ApiServer, collection: str, name: str) -> tuple[str, Change]:
-    async with _request(session, server, collection, {"fieldSelector": f"metadata.name={name}"}, LIST_SECONDS) as answer:
+    query = {"fieldSelector": f"metadata.name={name}"}
+    async with _request(session, server, collection, query, LIST_SECONDS) as answer:
         body = msgspec.json.decode(await answer.read())
     items = body.get("items") or []
     return str(body.get("metadata", {}).get("resourceVersion", "")), Seen(items[0]) if items else Absent()
@@ -141,7 +145,7 @@ async def _watch(
     version: str,
     watch_seconds: int,
     inactivity_seconds: float,
-) -> AsyncIterator[tuple[str, Change]]:
+) -> AsyncGenerator[tuple[str, Change], None]:
     """Events with the resourceVersion to go on from, until the server ends the watch."""
     query = {
         "fieldSelector": f"metadata.name={name}",
@@ -175,43 +179,30 @@ def _event(line: bytes, version: str) -> tuple[str, Change]:
     return version, Seen(found)
 
 
-class _request:
-    """One GET as an async context manager; every way to fail becomes _Failed or _Relist, also while it is read."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        server: ApiServer,
-        path: str,
-        query: Mapping[str, str],
-        total: float | None,
-        silence: float | None = None,
-    ) -> None:
-        self.session, self.server, self.path, self.query = session, server, path, query
-        self.timeout = aiohttp.ClientTimeout(total=total, connect=LIST_SECONDS, sock_read=silence)
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
-        try:
-            self.answer = await self.session.get(
-                self.server.url + self.path,
-                params=self.query,
-                headers={"Accept": "application/json", **self.server.headers()},
-                ssl=self.server.tls,
-                timeout=self.timeout,
-                allow_redirects=False,
-            )
-            if self.answer.status != 200:
-                text = (await self.answer.read())[:300].decode("utf-8", "replace")
-                self.answer.close()
-                raise _status(self.answer.status, self.path, text)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Failed(f"GET {self.path}: {error or type(error).__name__}") from error
-        return self.answer
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.answer.close()
-        if isinstance(error, (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError)):
-            raise _Failed(f"GET {self.path}: {error or type(error).__name__}") from error
+@asynccontextmanager
+async def _request(
+    session: aiohttp.ClientSession,
+    server: ApiServer,
+    path: str,
+    query: Mapping[str, str],
+    total: float | None,
+    silence: float | None = None,
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """One GET; every way to fail becomes _Failed or _Relist, also while its answer is read."""
+    try:
+        async with session.get(
+            server.url + path,
+            params=query,
+            headers={"Accept": "application/json", **server.headers()},
+            ssl=server.tls,
+            timeout=aiohttp.ClientTimeout(total=total, connect=LIST_SECONDS, sock_read=silence),
+            allow_redirects=False,
+        ) as answer:
+            if answer.status != 200:
+                raise _status(answer.status, path, (await answer.read())[:300].decode("utf-8", "replace"))
+            yield answer
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+        raise _Failed(f"GET {path}: {error or type(error).__name__}") from error
 
 
 def _status(status: int, path: str, text: str) -> Exception:

@@ -85,7 +85,7 @@ async def serve(settings: Settings) -> None:
         waiting = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([*parts, waiting], return_when=asyncio.FIRST_COMPLETED)
         if waiting in done:
-            log.info("stopping: %d requests in flight may finish within %d s", control.in_flight, settings.drain_seconds)
+            log.info("stopping: %d in flight may finish within %d s", control.in_flight, settings.drain_seconds)
             await _drained(control, settings.drain_seconds, again)
         serving.clear()
         await control.settle()

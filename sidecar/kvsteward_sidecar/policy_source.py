@@ -82,7 +82,8 @@ class PolicyState:
             self._resource = self._seen
         elif self._resource is not None and self._resource.uid != document.policy.uid:
             self._resource = None
-        log.info("policy document %s: generation %s, stage %s", version, document.generation, document.rollout.stage.value)
+        stage = document.rollout.stage.value
+        log.info("policy document %s: generation %s, stage %s", version, document.generation, stage)
         self._changed()
 
     def take_resource(self, resource: Mapping[str, Any]) -> None:
@@ -95,7 +96,7 @@ class PolicyState:
         self.settle("resource")
         self._seen = view
         if self.document is not None and view.uid != self.document.policy.uid:
-            self.report("resource", f"ResourceReplaced: uid {view.uid} is not the one this pod was made for; not followed")
+            self.report("resource", f"ResourceReplaced: {view.uid} is not the uid this pod was made for; not followed")
             return
         if view != self._resource:
             self._resource = view
@@ -143,7 +144,8 @@ class KubernetesSource:
         async with aclosing(follow(self.session, self.server, collection, name)) as changes:
             async for change in changes:
                 if isinstance(change, Unreachable):
-                    self.state.report(f"watch {about}", f"PolicyUnconfirmed: the {about} cannot be watched: {change.why}")
+                    why = f"PolicyUnconfirmed: the {about} cannot be watched: {change.why}"
+                    self.state.report(f"watch {about}", why)
                     continue
                 self.state.settle(f"watch {about}")
                 self._vouch(about)
@@ -151,7 +153,8 @@ class KubernetesSource:
                     self.state.settle(f"absent {about}")
                     take(change.object)
                 elif isinstance(change, Absent):
-                    self.state.report(f"absent {about}", f"PolicyAbsent: the {about} {name} does not exist; what was last read stays")
+                    why = f"PolicyAbsent: the {about} {name} does not exist; what was last read stays"
+                    self.state.report(f"absent {about}", why)
 
     def _vouch(self, about: str) -> None:
         """The policy is as old as the older of the two watches' last words."""
@@ -162,7 +165,8 @@ class KubernetesSource:
     def _take_config_map(self, config_map: Mapping[str, Any]) -> None:
         data = (config_map.get("data") or {}).get(wire.DOCUMENT_KEY)
         if data is None:
-            self.state.report("document", f"PolicyUnreadable: ConfigMap {self._config_map} has no key {wire.DOCUMENT_KEY}")
+            why = f"PolicyUnreadable: ConfigMap {self._config_map} has no key {wire.DOCUMENT_KEY}"
+            self.state.report("document", why)
         else:
             self.state.take_document(data)
 
@@ -206,7 +210,8 @@ class FileSource:
             return
         metadata = resource.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        resource = {**resource, "metadata": {**(metadata if isinstance(metadata, dict) else {}), "uid": f"local-{name}"}}
+        known = metadata if isinstance(metadata, dict) else {}
+        resource = {**resource, "metadata": {**known, "uid": f"local-{name}"}}
         self._take_document(resource)
         # Also from a spec that was just rejected: its switch and a lower stage act.
         if self.state.document is not None:

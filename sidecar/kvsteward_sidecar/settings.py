@@ -15,6 +15,7 @@ from .drain import CLOSING_SECONDS, MAX_DRAIN_SECONDS
 
 MIN_SALT, MIN_TOKEN = 32, 16  # bytes, characters
 TOKEN_BYTES = 32
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - clients and the operator come from outside the pod
 
 
 class StartError(Exception):
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add = serve.add_argument
     add("--engine", default=f"http://127.0.0.1:{wire.ENGINE_PORT}", help="the engine's URL (%(default)s)")
     add("--engine-token-file", type=Path, help="the token that the engine wants")
-    add("--make-engine-token", action="store_true", help="write a random token to --engine-token-file unless it is there")
+    add("--make-engine-token", action="store_true", help="write a random --engine-token-file if there is none")
     add("--salt-file", type=Path, required=True, help=f"the policy's secret, at least {MIN_SALT} bytes")
     add("--admin-token-file", type=Path, help="the bearer token of the admin port's /v1 routes; none: they answer 401")
     add("--tenant-keys", type=Path, help="folder with one file of API keys a tenant")
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add("--namespace", default="", help="--kubernetes: of the policy")
     add("--policy", default="", help="--kubernetes: the KVCachePolicy's name")
     add("--document", default="", help="--kubernetes: the ConfigMap with the policy document")
-    add("--host", default="0.0.0.0", help="where traffic and admin ports listen (%(default)s)")
+    add("--host", default=EVERYWHERE, help="where traffic and admin ports listen (%(default)s)")
     add("--port", type=int, default=wire.TRAFFIC_PORT)
     add("--admin-port", type=int, default=wire.ADMIN_PORT)
     add("--drain-port", type=int, default=wire.DRAIN_PORT, help="on loopback")

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-_BOUNDS = tuple(str(bound) for bound in SECONDS_BUCKETS) + ("+Inf",)
+_BOUNDS = (*(str(bound) for bound in SECONDS_BUCKETS), "+Inf")
 _PHASES = {
     "kvsteward_queue_seconds": "queue_seconds",
     "kvsteward_prefill_seconds": "prefill_seconds",

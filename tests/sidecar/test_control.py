@@ -1,4 +1,4 @@
-"""The seam: one snapshot decides a request, a loss of permission reaches the engine at once, everything is accounted."""
+"""The seam: one snapshot decides a request, a loss reaches the engine at once, everything is accounted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvsteward_contract.policy import Stage
 from kvsteward_sidecar import engine_link
 from kvsteward_sidecar.control import Control
 from kvsteward_sidecar.ticket import Arrival, Ending, Ticket
-from support.control_plane import SALT, UID, PolicyEngine, document, resource, running_control, until
+from support.control_plane import SALT, UID, PolicyEngine, admit, document, resource, running_control, until
 
 
 @pytest.fixture
@@ -31,24 +31,6 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PolicyEngine]
     await fake.start()
     yield fake
     await fake.stop()
-
-
-def admit(control: Control, tenant: str | None = "acme", request: str = "1" * 32) -> Ticket:
-    """As the traffic side does it."""
-    permission = control.permission
-    bucket = control.bucket("session")
-    decision = decide(
-        Facts(
-            kill_switch=permission.stopped,
-            policy_known=permission.known,
-            tenant_known=tenant is not None,
-            stage=permission.stage,
-            protected=permission.protects(bucket),
-            in_cohort=permission.in_cohort(bucket, "other"),
-        )
-    )
-    grant = control.grant(tenant) if tenant is not None else None
-    return control.admit(request, decision, Arrival(permission, grant, "other", bucket))
 
 
 def directive(ticket: Ticket) -> Directive:
@@ -108,7 +90,7 @@ async def test_a_cold_request_carries_no_salt_but_keeps_its_place_in_the_queue(
 
 async def test_before_any_document_requests_are_cold_for_want_of_a_policy(tmp_path: Path, engine: PolicyEngine) -> None:
     async with running_control(tmp_path, engine) as control:
-        await until(lambda: control.engine_ready())
+        await until(control.engine_ready)
         ticket = admit(control)
         assert ticket.decision.reason.value == "PolicyUnavailable"
         assert directive(ticket).mode is Mode.COLD

@@ -102,8 +102,11 @@ async def test_the_port_answers_when_the_drain_is_over() -> None:
 @pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "99999"])
 async def test_a_time_that_makes_no_sense_is_refused_and_drains_nothing(seconds: str) -> None:
     load = Load(0)
-    async with TestServer(drain_app(load.drain, lambda: 0, 10)) as server, aiohttp.ClientSession() as client:
-        async with client.post(server.make_url(f"/drain?seconds={seconds}")) as answer:
-            assert answer.status == 400
-            assert "seconds must be" in await answer.text()
+    async with (
+        TestServer(drain_app(load.drain, lambda: 0, 10)) as server,
+        aiohttp.ClientSession() as client,
+        client.post(server.make_url(f"/drain?seconds={seconds}")) as answer,
+    ):
+        assert answer.status == 400
+        assert "seconds must be" in await answer.text()
     assert load.drain.phase is Phase.SERVING

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pytest
@@ -32,7 +32,7 @@ class Follower:
         self.changes: list[Change] = []
         self._api, self._token, self._options = api, token, options
 
-    async def __aenter__(self) -> Follower:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession()
         server = ApiServer(self._api.url, self._token, False)
         self._task = asyncio.create_task(self._collect(follow(self._session, server, MAPS, "doc", **self._options)))

@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pytest
@@ -118,7 +118,7 @@ class Cluster:
     def __init__(self, changes: Changes) -> None:
         self.api, self.changes, self.state = ApiFake(), changes, changes.state
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> Self:
         await self.api.start()
         self._session = aiohttp.ClientSession()
         source = KubernetesSource(

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
+from kvsteward_contract.decision import Facts, decide
 from kvsteward_contract.directive import EnginePolicy, EngineState, Outcome, encode
 from kvsteward_contract.document import PolicyDocument, canonical, compile_document, version_of
 from kvsteward_contract.policy import IdentitySource, decode_policy
@@ -21,6 +22,7 @@ from kvsteward_sidecar.engine_link import EngineAddress
 from kvsteward_sidecar.latch import LatchFile
 from kvsteward_sidecar.receipts import Receipts
 from kvsteward_sidecar.tenants import TenantFiles
+from kvsteward_sidecar.ticket import Arrival, Ticket
 
 UID = "5f6c7d1e-0000-4000-8000-000000000001"
 TOKEN = "t" * 32
@@ -228,7 +230,7 @@ class ApiFake:
 async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
     """Returns as soon as the condition holds; raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition, on what knows nothing of tests
             await asyncio.sleep(0.005)
 
 
@@ -238,6 +240,24 @@ def tenant_files(folder: Path, **keys: str) -> TenantFiles:
     for tenant, key in keys.items():
         (folder / tenant).write_text(key + "\n")
     return TenantFiles(IdentitySource.API_KEY, folder)
+
+
+def admit(control: Control, tenant: str | None = "acme", request: str = "1" * 32) -> Ticket:
+    """As the traffic side does it."""
+    permission = control.permission
+    bucket = control.bucket("session")
+    decision = decide(
+        Facts(
+            kill_switch=permission.stopped,
+            policy_known=permission.known,
+            tenant_known=tenant is not None,
+            stage=permission.stage,
+            protected=permission.protects(bucket),
+            in_cohort=permission.in_cohort(bucket, "other"),
+        )
+    )
+    grant = control.grant(tenant) if tenant is not None else None
+    return control.admit(request, decision, Arrival(permission, grant, "other", bucket))
 
 
 @asynccontextmanager
