@@ -21,7 +21,7 @@ from kvsteward_engine.errors import BadCheckpoint, InvalidRequest
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}` marks what the assistant said, for training; here it is plain text."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -38,7 +38,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def _now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
+    return datetime.datetime.now().astimezone().strftime(pattern)
 
 
 class ChatTemplate:

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsteward_engine.config import ModelConfig, load_config
 from kvsteward_engine.errors import BadCheckpoint
-from kvsteward_engine.weights import Checkpoint, SafetensorsCheckpoint
+
+if TYPE_CHECKING:
+    from kvsteward_engine.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ def open_checkpoint(path: Path) -> Iterator[Opened]:
         tensors = GgufCheckpoint(file)
         yield Opened(tensors.config, tensors)
         return
+    from kvsteward_engine.weights import SafetensorsCheckpoint  # torch: sizes are wanted long before weights are
+
     config = load_config(path)
     with SafetensorsCheckpoint(path) as opened:
         yield Opened(config, opened)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,8 @@ from kvsteward_contract.directive import Directive, Outcome, decode_directive, e
 
 from kvsteward_engine.answers import DONE, Answer, usage
 from kvsteward_engine.detokenizer import TextStream
-from kvsteward_engine.errors import EngineFailed
+from kvsteward_engine.engine import Delta
+from kvsteward_engine.errors import EngineFailed, InvalidRequest, QueueFull
 from kvsteward_engine.openai import ApiError, ChatRequest, CompletionRequest, Generation, Text, decode, generation
 from kvsteward_engine.sequence import Finish, Sampled
 from kvsteward_engine.service import SERVICE, Loaded, Service
@@ -74,6 +75,20 @@ def output_limit(prompt_length: int, asked: int | None, max_tokens: int) -> int:
     return room if asked is None else asked
 
 
+def stop_check(loaded: Loaded, asked: Generation) -> Callable[[int], bool] | None:
+    """Shown each token by the engine, says when a stop string is complete; None if the request has none. It is a
+    stream of its own, as the answer's runs in another thread, and later."""
+    if not asked.stops:
+        return None
+    text = loaded.tokenizer.stream(asked.stops, asked.chat)
+
+    def check(token: int) -> bool:
+        text.push((token,))
+        return text.stopped
+
+    return check
+
+
 async def _answer(request: web.Request, kind: type[CompletionRequest] | type[ChatRequest]) -> web.StreamResponse:
     service = request.app[SERVICE]
     loaded = service.open()
@@ -93,10 +108,15 @@ async def _answer(request: web.Request, kind: type[CompletionRequest] | type[Cha
     service.tokenisations.note(request_id, tokenising)
     service.in_flight += 1
     try:
-        deltas = loaded.engine.generate(request_id, tokens, sampling, directive)
+        deltas = loaded.engine.generate(request_id, tokens, sampling, directive, stop_check(loaded, asked))
         async with aclosing(deltas):
             run = _Run(service, loaded, asked, request_id, len(tokens))
             return await (run.stream(request, deltas) if asked.stream else run.whole(deltas))
+    except (InvalidRequest, QueueFull):
+        raise  # it never began
+    except BaseException:
+        service.metrics.cut()
+        raise
     finally:
         service.in_flight -= 1
 
@@ -106,6 +126,7 @@ class _Run:
 
     def __init__(self, service: Service, loaded: Loaded, asked: Generation, request_id: str, prompt: int) -> None:
         self._service, self._engine, self._id, self._prompt = service, loaded.engine, request_id, prompt
+        self._tokenizer = loaded.tokenizer
         self._wants_logprobs = asked.logprobs is not None
         self._include_usage = asked.include_usage
         self._text: TextStream = loaded.tokenizer.stream(asked.stops, asked.chat)
@@ -137,8 +158,9 @@ class _Run:
                     response = web.StreamResponse(headers=_SSE)
                     await response.prepare(request)
                 await response.write(data)
+            if response is None:
+                raise EngineFailed("the engine ended this request without a token")
             self._ended()
-            assert response is not None
             await response.write_eof()
             return response
         except BaseException:
@@ -167,9 +189,11 @@ class _Run:
         self._count += len(delta.token_ids)
         text = self._text.push(delta.token_ids)
         sampled = delta.sampled if self._wants_logprobs else None
+        if sampled and delta.finish is Finish.STOP and not self._tokenizer.has_text(sampled[-1].token):
+            sampled = sampled[:-1]  # the end-of-sequence token is no part of the answer
         if delta.finish is not None:
             if delta.finish not in (Finish.STOP, Finish.LENGTH) or delta.outcome is None:
-                raise EngineFailed(f"the engine ended this request early: {delta.finish.value}")
+                raise EngineFailed(delta.error or f"the engine ended this request early: {delta.finish.value}")
             self._finish = delta.finish.value
             self._outcome = self._service.tokenisations.fill_in(delta.outcome)
             self._service.metrics.finished(self._outcome)

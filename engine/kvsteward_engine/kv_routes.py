@@ -8,7 +8,6 @@ from aiohttp import web
 from kvsteward_contract import wire
 from kvsteward_contract.directive import EnginePolicy, encode
 
-from kvsteward_engine.errors import StaleEpoch
 from kvsteward_engine.openai import ApiError
 from kvsteward_engine.service import SERVICE, Service
 
@@ -28,11 +27,9 @@ async def post_policy(request: web.Request) -> web.Response:
         policy = _policy.decode(await request.read())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ApiError(400, f"this is no EnginePolicy: {error}") from error
-    try:
-        # It waits for the step under way.
-        return _json(encode(await asyncio.to_thread(engine.set_policy, policy)))
-    except StaleEpoch:
-        return _json(encode(engine.state()), 409)
+    # It may wait for the scheduling of a step.
+    state = await asyncio.to_thread(engine.set_policy, policy)
+    return _json(encode(state), 409 if state.epoch > policy.epoch else 200)
 
 
 async def stats(request: web.Request) -> web.Response:
@@ -52,7 +49,10 @@ async def ledger(request: web.Request) -> web.Response:
 async def outcome(request: web.Request) -> web.Response:
     """GET /kv/v1/outcomes/{request}: 200 with the Outcome, 202 while the request runs, 404 if unknown."""
     service = request.app[SERVICE]
-    found = service.loaded().engine.outcome(request.match_info["request"])
+    engine, request_id = service.loaded().engine, request.match_info["request"]
+    if engine.in_flight(request_id):
+        return _json(b'{"status":"running"}', 202)
+    found = engine.outcome(request_id)
     if found is None:
         raise ApiError(404, "there is no outcome of such a request", "not_found_error")
     return _json(encode(service.tokenisations.fill_in(found)))

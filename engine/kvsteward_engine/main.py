@@ -4,6 +4,7 @@ Imports nothing heavy: `drain` must be quick, and `serve` should refuse bad flag
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from kvsteward_engine.drain import drain
 
         return _report(drain(asked.url, asked.seconds))
+    from kvsteward_engine.errors import StartError
     from kvsteward_engine.serve import serve
 
-    return serve(asked)
+    try:
+        return serve(asked, functools.partial(print, flush=True))
+    except StartError as error:
+        print(f"kvsteward-engine: {error}", file=sys.stderr)
+        return USAGE_ERROR
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument("--served-model-name", default="", help="name clients send (default: the folder's)")
     model.add_argument("--model-revision", default="", help="part of every page's identity")
     model.add_argument("--tokenizer-revision", default="", help="part of every page's identity")
-    model.add_argument("--dtype", choices=("Auto", "BF16", "FP16", "FP32"), default="Auto", help="Auto: the checkpoint's")
+    model.add_argument(
+        "--dtype", choices=("Auto", "BF16", "FP16", "FP32"), default="Auto", help="(default: the checkpoint's)"
+    )
     model.add_argument("--max-tokens", type=_positive, default=None, help="context served (default: the model's)")
     model.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     model.add_argument("--threads", type=_positive, default=None, help="CPU threads (default: torch's choice)")

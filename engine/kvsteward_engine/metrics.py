@@ -17,6 +17,7 @@ _GAUGES = {
     "running": ("kvsteward_engine_running", "Sequences that hold pages."),
     "waiting": ("kvsteward_engine_waiting", "Sequences that wait for their turn."),
     "freePages": ("kvsteward_engine_free_pages", "Pages that hold nothing."),
+    "retainedPages": ("kvsteward_engine_retained_pages", "Pages that hold reusable state and no request uses."),
     "totalPages": ("kvsteward_engine_pages", "Pages of the pool."),
     "ghosts": ("kvsteward_engine_ghosts", "Keys remembered after their page was evicted."),
     "epoch": ("kvsteward_engine_epoch", "Epoch of permissions in force."),
@@ -63,7 +64,7 @@ class Metrics:
         self._bad_directives.inc()
 
     def finished(self, outcome: Outcome) -> None:
-        """One generation has ended, in whatever way."""
+        """One generation has come to its end."""
         self._finished.labels(outcome.finish).inc()
         self._tokens.labels("prompt").inc(outcome.prompt_tokens)
         self._tokens.labels("reused").inc(outcome.reused_tokens)
@@ -72,6 +73,10 @@ class Metrics:
         self._phases["queue"].observe(outcome.queue_seconds)
         self._phases["prefill"].observe(outcome.prefill_seconds)
         self._phases["decode"].observe(outcome.decode_seconds)
+
+    def cut(self) -> None:
+        """One generation had no proper end: its client left, or the engine failed."""
+        self._finished.labels("cut").inc()
 
     def observe(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         """Read the engine's stats at every scrape from now on."""
@@ -88,17 +93,17 @@ class _EngineStats(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
-        for key, (name, help) in _GAUGES.items():
-            yield GaugeMetricFamily(name, help, value=stats[key])
-        for key, (name, help) in _COUNTERS.items():
-            yield CounterMetricFamily(name, help, value=stats[key])
-        for key, (name, label, help) in _LABELLED_GAUGES.items():
-            gauge = GaugeMetricFamily(name, help, labels=[label])
-            for value, count in stats[key].items():
-                gauge.add_metric([value], count)
-            yield gauge
-        for key, (name, label, help) in _LABELLED_COUNTERS.items():
-            counter = CounterMetricFamily(name, help, labels=[label])
-            for value, count in stats[key].items():
-                counter.add_metric([value], count)
-            yield counter
+        for key, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(name, text, value=stats[key])
+        for key, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=stats[key])
+        for key, (name, label, text) in _LABELLED_GAUGES.items():
+            yield _labelled(GaugeMetricFamily(name, text, labels=[label]), stats[key])
+        for key, (name, label, text) in _LABELLED_COUNTERS.items():
+            yield _labelled(CounterMetricFamily(name, text, labels=[label]), stats[key])
+
+
+def _labelled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

@@ -156,7 +156,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_NEUTRAL_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "tool_call_id")
+_NEUTRAL_IN_MESSAGES = (
+    *("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "tool_call_id"),
+)
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -203,7 +205,7 @@ class Generation:
             raise ApiError(400, str(error)) from error
 
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest, TokenizeRequest)
+Request = TypeVar("Request")
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (CompletionRequest, ChatRequest, TokenizeRequest)
 }
@@ -214,7 +216,7 @@ _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 def decode(kind: type[Request], body: bytes) -> Request:
     """A typed request, or an ApiError that names the field at fault."""
     try:
-        return _DECODERS[kind].decode(body)  # type: ignore[no-any-return]
+        return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeError) as error:

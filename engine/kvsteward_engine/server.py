@@ -4,12 +4,13 @@ import logging
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from kvsteward_engine import answers, generate, kv_routes
 from kvsteward_engine.auth import authorised
 from kvsteward_engine.errors import EngineFailed, InvalidRequest, QueueFull
 from kvsteward_engine.metrics import CONTENT_TYPE
-from kvsteward_engine.openai import ApiError, TokenizeRequest, Text, decode, messages
+from kvsteward_engine.openai import ApiError, TokenizeRequest, decode, messages
 from kvsteward_engine.service import LOADING_RETRY_SECONDS, SERVICE, Phase, Service
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 @web.middleware
-async def _authenticate(request: web.Request, handler: web.Handler) -> web.StreamResponse:
+async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     token = request.app[SERVICE].token
     open_route = request.method == "GET" and request.path == "/health"
     if token is not None and not open_route and not authorised(request.headers, token):
@@ -92,12 +93,12 @@ async def _authenticate(request: web.Request, handler: web.Handler) -> web.Strea
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: web.Handler) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure as an answer in OpenAI's shape, unless bytes of another answer are out already."""
     service = request.app[SERVICE]
     try:
         response = await handler(request)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last place to make an answer of it
         response = _failure(service, request, error)
     resource = request.match_info.route.resource
     service.metrics.answered(resource.canonical if resource else "other", response.status)
@@ -107,7 +108,7 @@ async def _errors(request: web.Request, handler: web.Handler) -> web.StreamRespo
 def _failure(service: Service, request: web.Request, error: Exception) -> web.Response:
     answer = _api_error(error)
     if answer is None:
-        log.exception("request to %s failed", request.path, exc_info=error)
+        log.error("request to %s failed", request.path, exc_info=error)
         answer = ApiError(500, "the engine met an unexpected error; its log says more", "internal_error")
     response = web.Response(body=answer.body(), status=answer.status, content_type="application/json")
     if answer.status == 401:

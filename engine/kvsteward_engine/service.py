@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from kvsteward_contract.directive import Directive, EnginePolicy, EngineState, Outcome
 
+from kvsteward_engine.engine import Delta
 from kvsteward_engine.metrics import Metrics
 from kvsteward_engine.openai import ApiError
 from kvsteward_engine.sequence import SamplingParams
@@ -37,16 +38,22 @@ class Phase(Enum):
 
 
 class Engine(Protocol):
-    """What the routes need of the engine; `core.EngineThread` is it, tests put a fake here."""
+    """What the routes need of the engine; `core.EngineThread` is it."""
 
     def generate(
-        self, request_id: str, prompt: list[int], sampling: SamplingParams, directive: Directive | None
-    ) -> AsyncGenerator[Any, None]: ...
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        directive: Directive | None,
+        stop: Callable[[int], bool] | None = None,
+    ) -> AsyncGenerator[Delta, None]: ...
     def set_policy(self, policy: EnginePolicy) -> EngineState: ...
     def state(self) -> EngineState: ...
     def stats(self) -> dict[str, Any]: ...
     def ledger(self, limit: int, cursor: str) -> dict[str, Any]: ...
     def outcome(self, request_id: str) -> Outcome | None: ...
+    def in_flight(self, request_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

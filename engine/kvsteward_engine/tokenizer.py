@@ -1,4 +1,4 @@
-"""Text to token ids and back, for the tokenizer.json of a checkpoint. The one place that knows the `tokenizers` package.
+"""Text to token ids and back, for a checkpoint's tokenizer.json. The one place that knows the `tokenizers` package.
 
 Decoding is by each token's own bytes, so that a stream needs no second look at earlier tokens; that is exact for the
 decoders of Llama-family models (byte-level BPE, SentencePiece with byte fallback), and others are refused.
@@ -87,6 +87,10 @@ class Tokenizer:
         """A detokeniser for one answer. A chat answer starts a text, a completion continues one."""
         return TextStream(self._text, stops, strip_first_space=chat and self._sentencepiece)
 
+    def has_text(self, token_id: int) -> bool:
+        """False for special tokens, and for ids beyond the vocabulary."""
+        return token_id < len(self._text) and bool(self._text[token_id])
+
     def decode(self, token_ids: Iterable[int], chat: bool = False) -> str:
         """Text of a whole answer, without special tokens."""
         stream = self.stream(chat=chat)
@@ -108,7 +112,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def _is_sentencepiece(decoder: Mapping[str, Any] | None) -> bool:
     """True for SentencePiece decoders, False for byte-level ones. Raises `UnsupportedModel` for any other."""
-    steps = [] if decoder is None else decoder.get("decoders", [decoder]) if decoder["type"] == "Sequence" else [decoder]
+    steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return False

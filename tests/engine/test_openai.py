@@ -62,7 +62,7 @@ def test_content_parts_are_joined_and_the_developer_is_the_system() -> None:
 
 
 def test_an_assistants_turn_may_come_back_with_its_empty_fields() -> None:
-    turn = {"role": "assistant", "content": "yes", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    turn = {"role": "assistant", "content": "yes", "refusal": None, "tool_calls": None, "annotations": []}
     assert chat(messages=[USER, turn, USER]).prompt[1] == {"role": "assistant", "content": "yes"}
 
 
@@ -154,7 +154,9 @@ def test_a_completion_that_cannot_be_done_is_refused_by_the_fields_name(fields: 
             id="image",
         ),
         pytest.param(
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content", id="number"
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages[0].content",
+            id="number",
         ),
         pytest.param({"tools": [{"type": "function"}]}, "tools", id="tools"),
         pytest.param({"tool_choice": "required"}, "tool_choice", id="tool_choice"),

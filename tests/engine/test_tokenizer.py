@@ -19,7 +19,8 @@ BYTE_LEVEL.add_tokens([AddedToken("\u4f60\u597d", special=False)])
 def sentencepiece() -> Backend:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["\u2581", "a", "b", "\u2581a", "\u2581the", "\u00e9", "\u2581\u2581"]
-    backend = Backend(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True))
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     backend.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -123,7 +124,8 @@ def test_a_folder_that_will_not_do_is_refused_in_one_sentence(
 
 
 def test_a_decoder_that_would_be_decoded_wrongly_is_refused(tmp_path: Path) -> None:
-    described = json.loads(make_tokenizer().to_str()) | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    described = json.loads(make_tokenizer().to_str()) | {"decoder": decoder}
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(UnsupportedModel, match="WordPiece"):
         Tokenizer.load(tmp_path)

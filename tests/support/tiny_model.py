@@ -5,6 +5,7 @@ same tokens, so that cold and warm answers can be compared.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,11 +17,12 @@ LAYERS, HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, POSITIONS = 2, 64, 4, 2, 128, 409
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = "<|im_end|>"
 # Whole words, so that some tokens have several characters; all else is bytes.
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were all her she there would their we him been has when who will no more if out so what up said about "
-    "other into than its time only could new them man some these then two first may any like now my such make over"
-).split()
+    "other into than its time only could new them man some these then two first may any like now my such make over",
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -33,7 +35,7 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     tokenizer = make_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     eos = tokenizer.token_to_id(EOS)
-    vocabulary = -(-tokenizer.get_vocab_size() // 64) * 64  # padded, as real checkpoints are
+    vocabulary = -(-tokenizer.get_vocab_size() // 64) * 64  # padded, as many real checkpoints are
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -65,7 +67,7 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     _write(directory / "tokenizer_config.json", settings)
     _write(directory / "generation_config.json", {"eos_token_id": eos})
     weights = directory / "model.safetensors"
-    save_file(_weights(vocabulary, seed), weights, metadata={"format": "pt"})
+    save_file(_weights(tokenizer.get_vocab_size(), vocabulary, seed), weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # written for the owner alone; a pod's user must read it too
     return directory
 
@@ -95,7 +97,7 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _weights(vocabulary: int, seed: int) -> dict[str, np.ndarray]:
+def _weights(tokens: int, vocabulary: int, seed: int) -> dict[str, np.ndarray]:
     """Wide enough that logits differ clearly: a tie would make greedy answers depend on rounding."""
     draw = np.random.default_rng(seed)
     kv = HIDDEN // HEADS * KV_HEADS
@@ -108,6 +110,7 @@ def _weights(vocabulary: int, seed: int) -> dict[str, np.ndarray]:
         "model.norm.weight": np.ones(HIDDEN, np.float32),
         "lm_head.weight": matrix(vocabulary, HIDDEN),
     }
+    weights["lm_head.weight"][tokens:] = 0  # padding is never the likeliest
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
         weights |= {
