@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from support import manifests
+from support.deployed import Deployed
 from support.kube import Kube, until
+from support.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "kvsteward-system"
@@ -61,5 +63,24 @@ def make_policy(serving: Serving) -> Iterator[Callable[..., str]]:
     yield make
     for name in made:
         serving.kube.delete("kvcp", name)
+    for name in made:
+        until(f"pods of {name} gone", lambda name=name: not serving.kube.pods(name, leaving=True), timeout=120)
+
+
+@pytest.fixture(scope="module")
+def tiny_policy(serving: Serving) -> Iterator[Callable[..., Deployed]]:
+    """Policies over the tiny checkpoint, Ready, at stage Full; all of a module's are deleted after it."""
+    make_tiny_model(ROOT / ".cache" / "models" / "tiny")
+    made: list[str] = []
+
+    def make(name: str, **changes: Any) -> Deployed:
+        made.append(name)
+        serving.kube.apply(manifests.policy(name, path="tiny", model="tiny", **changes))
+        serving.kube.wait_for(name, "Ready", timeout=240)
+        return Deployed(serving.kube, name, "tiny", serving.keys)
+
+    yield make
+    for name in made:
+        serving.kube.delete("kvcp", name, wait=False)
     for name in made:
         until(f"pods of {name} gone", lambda name=name: not serving.kube.pods(name, leaving=True), timeout=120)
