@@ -1,4 +1,5 @@
-.PHONY: help setup check test-fast test images cluster-up cluster-down
+.PHONY: help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
+    prove prove-engine prove-cluster prove-sidecar bench-sidecar
 .DEFAULT_GOAL := help
 
 python := .venv/bin/python
@@ -32,3 +33,27 @@ cluster-up:  ## a one-node Kubernetes in .e2e; use it with tests/cluster/cluster
 
 cluster-down:  ## stop it, leave nothing
 	$(cluster) down
+
+demo:  ## the whole story on a real cluster, from nothing; see scripts/demo for one's own cluster
+	@scripts/demo
+
+demo-down:  ## remove what the demo left
+	@scripts/demo down
+
+crd: setup  ## generate crds/ from the contract's types
+	$(python) -m kvsteward_contract.crd > crds/kvcachepolicies.kvsteward.dev.yaml
+
+bench-sidecar: setup  ## cost of the sidecar's path, nginx beside it; JSON as its last line
+	scripts/bench-sidecar
+
+prove: prove-engine prove-sidecar prove-cluster  ## the long measurements, written to docs/proof
+
+prove-engine: setup  ## the engine's, with the real checkpoint
+	scripts/model
+	PROVE=1 $(python) -m pytest tests/engine
+
+prove-sidecar: setup  ## the sidecar's
+	scripts/bench-sidecar | tee /dev/stderr | tail -n 1 | $(python) -m json.tool > docs/proof/bench-sidecar.json
+
+prove-cluster: setup  ## what a real cluster has to show
+	PROVE=1 scripts/test -m cluster tests/e2e
