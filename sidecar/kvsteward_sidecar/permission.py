@@ -165,7 +165,9 @@ def losses(old: Permission, new: Permission) -> tuple[str, ...]:
         lost.append("killSwitch")
     if new.latch and not old.latch:
         lost.append("latch")
-    if old.known and not new.known:
+    if not old.known:
+        return tuple(lost)  # nothing else was allowed
+    if not new.known:
         lost.append("document")
     if new.stage.rank < old.stage.rank:
         lost.append("stage")
@@ -173,9 +175,9 @@ def losses(old: Permission, new: Permission) -> tuple[str, ...]:
         lost.append("canary")
     if new.protected_percent > old.protected_percent:
         lost.append("protectedPercent")
-    if old.known and (new.uid, new.namespace) != (old.uid, old.namespace):
+    if (new.uid, new.namespace) != (old.uid, old.namespace):
         lost.append("policy")  # every scope's salt is another one
-    if old.known and new.identity is not old.identity:
+    if new.identity is not old.identity:
         lost.append("identity")
     if not old.credentials <= new.credentials:
         lost.append("credentials")
