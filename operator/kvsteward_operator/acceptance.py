@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
 from kvsteward_contract.policy import (
     InvalidPolicy,
     KillSwitch,

@@ -3,9 +3,8 @@
 Every call is one HTTP request and raises the errors of `errors.py`. Writes carry one field manager.
 """
 
-import asyncio
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import aiohttp
 import msgspec
@@ -55,7 +54,7 @@ class KubernetesApi:
         self._login = login
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "KubernetesApi":
+    async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(ssl=self._login.tls, limit=32)
         self._session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT, trust_env=False)
         return self
@@ -145,7 +144,7 @@ class KubernetesApi:
             async with self._session.request(method, url, data=data, headers=headers) as response:
                 answer = await response.read()
                 status = response.status
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise errors.Unavailable(0, f"{method} {path}: {type(error).__name__} {error}".rstrip()) from None
         try:
             decoded = msgspec.json.decode(answer) if answer else {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvsteward_contract.document import DocumentRollout
-from kvsteward_contract.policy import KillSwitch, Progress, Stage
+from kvsteward_contract.policy import KillSwitch, Progress, Rollout, Stage
 from kvsteward_contract.status import CONDITIONS, Condition
 
 from .situation import Running, Situation
@@ -81,6 +81,8 @@ def _available(running: Running, prior: Condition | None) -> Verdict:
 
 
 def _progressing(running: Running) -> Verdict:
+    if running.trouble:
+        return Verdict("False", "ApplyFailed", running.trouble)
     target = running.target
     stuck = next((pod.unschedulable for pod in target.pods if pod.unschedulable), "")
     if stuck and "Insufficient" in stuck and "/" in stuck:
@@ -94,7 +96,9 @@ def _progressing(running: Running) -> Verdict:
             "False", reason, f"pods of {target.name} did not become ready in time; see kubectl describe and logs"
         )
     if target.available < running.wanted:
-        return Verdict("True", "PodsStarting", f"{target.available} of {running.wanted} pods of {target.name} are ready")
+        return Verdict(
+            "True", "PodsStarting", f"{target.available} of {running.wanted} pods of {target.name} are ready"
+        )
     if others:
         return Verdict("True", "Draining", f"{', '.join(one.name for one in others)} still drains")
     if len(target.pods) > running.wanted:
@@ -110,7 +114,7 @@ def _promoted(running: Running) -> Verdict:
     generation = running.serving
     if generation is None:
         return Verdict("False", "NotServing", "no generation has had all its pods ready yet")
-    rollout = running.rollouts[generation.name]
+    rollout = running.rollout(generation)
     wanted = running.spec.rollout
     if waits(running, rollout):
         return Verdict(
@@ -133,10 +137,9 @@ def waits(running: Running, rollout: DocumentRollout) -> bool:
     )
 
 
-def label(rollout: DocumentRollout | object) -> str:
+def label(rollout: DocumentRollout | Rollout) -> str:
     """A stage for people: Full, or Canary at 5 %."""
-    stage, canary = rollout.stage, rollout.canary  # type: ignore[attr-defined]
-    return f"Canary at {canary.percent} %" if stage is Stage.CANARY else str(stage.value)
+    return f"Canary at {rollout.canary.percent} %" if rollout.stage is Stage.CANARY else rollout.stage.value
 
 
 def confirmed_cold(pod: Pod) -> bool:
@@ -186,20 +189,22 @@ def _degraded(running: Running) -> Verdict:
         if pod.ip and pod.report.failures >= UNREACHABLE_AFTER and (pod.ready or pod.observation is not None)
     ]
     if silent := [pod for pod in silent if not pod.terminating]:
+        pod = silent[0]
         return Verdict(
-            "True", "SidecarUnreachable", f"{silent[0].name} does not answer on its admin port: {silent[0].report.problem}"
+            "True", "SidecarUnreachable", f"{pod.name} does not answer on its admin port: {pod.report.problem}"
         )
     for pod in pods:
         if pod.observation is not None and pod.observation.problems:
             return Verdict("True", problem_reason(pod), f"{pod.name}: {pod.observation.problems[0]}")
-    small = [pod for pod in pods if pod.observation and 0 < pod.observation.pool_tokens]
-    if small and (tokens := min(pod.observation.pool_tokens for pod in small if pod.observation)) < (
-        wanted := running.spec.engine.model.max_tokens
-    ):
+    pools = [pod.observation.pool_tokens for pod in pods if pod.observation is not None]
+    tokens = min((pool for pool in pools if pool > 0), default=None)
+    wanted = running.spec.engine.model.max_tokens
+    if tokens is not None and tokens < wanted:
         return Verdict(
             "True",
             "CapacityWarning",
-            f"the page pool holds {tokens} tokens, one request may need {wanted}: raise cache.capacity or lower maxTokens",
+            f"the page pool holds {tokens} tokens, one request may need {wanted}: raise cache.capacity or lower "
+            "maxTokens",
         )
     return Verdict("False", "AsExpected", "nothing is amiss")
 
@@ -215,7 +220,7 @@ def _ready(accepted: Verdict, progressing: Verdict, running: Running) -> Verdict
     if accepted.status == "False":
         return Verdict("False", accepted.reason, accepted.message)
     target = running.target
-    if target.available < running.wanted:
+    if running.trouble or target.available < running.wanted:
         return Verdict("False", progressing.reason, progressing.message)
     if (confirmed := running.acknowledged(target)) < running.wanted:
         return Verdict(

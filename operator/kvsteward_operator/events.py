@@ -83,8 +83,7 @@ def _history_event(entry: HistoryEntry, status: PolicyStatus) -> tuple[str, str,
             return (
                 "RolloverStarted",
                 "Warning",
-                f"{newest} replaces the pods that serve; under advance: Manual it runs at rollout.stage from its start, "
-                "with an empty cache",
+                f"{newest} replaces the pods that serve: under advance: Manual at rollout.stage at once, cache empty",
             )
         case Cause.ROLLOVER_DRAINED:
             return "RolloverDrained", "Normal", f"the pods that {newest} replaced have gone"

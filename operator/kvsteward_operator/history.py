@@ -37,8 +37,8 @@ def extended(prior: PolicyStatus, running: Running, stage: Stage, percent: int, 
 def causes(prior: PolicyStatus, running: Running, before: Stage, stage: Stage, percent: int) -> list[Cause]:
     """What has happened since `prior` was stored."""
     found = []
-    known = {one.name: one for one in prior.generations}
-    if running.target.name not in known and any(one.state == State.SERVING for one in prior.generations):
+    known = {one.name for one in prior.generations}
+    if known and running.target.name not in known:
         found.append(Cause.ROLLOVER_STARTED)
     if stage.rank > before.rank:
         found.append(Cause.STAGE_RAISED)

@@ -51,5 +51,5 @@ def find_login(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
     except (OSError, KeyError, kopf.LoginError) as error:
         raise NoLogin(f"the kubeconfig cannot be used: {type(error).__name__} {error}") from None
     if found is None or not found.server:
-        raise NoLogin("no API server: this is no pod with a service account, and there is no kubeconfig; set KUBECONFIG")
+        raise NoLogin("no API server: neither a service account nor a kubeconfig was found; set KUBECONFIG")
     return Login(found, found.as_ssl_context())

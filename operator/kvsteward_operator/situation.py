@@ -1,8 +1,9 @@
 """What a pass found out about one policy: the ground of its conditions, status and history."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvsteward_contract.document import DocumentRollout
+from kvsteward_contract.document import DocumentRollout, PolicyDocument
 from kvsteward_contract.policy import PolicySpec, Refusal
 
 from .generations import Generation, State, serving
@@ -17,9 +18,10 @@ class Running:
     image: str  # of the engine, pinned
     target: Generation
     generations: tuple[Generation, ...]  # oldest first, the target last
-    rollouts: dict[str, DocumentRollout]  # what each generation's document says
-    versions: dict[str, str]  # and that document's version
+    documents: Mapping[str, PolicyDocument]  # by generation
+    versions: Mapping[str, str]  # of those documents
     deadline_exceeded: bool = False  # the Deployment gave its rolling update up
+    trouble: str = ""  # what the API server answered when it refused a write
 
     @property
     def wanted(self) -> int:
@@ -32,6 +34,10 @@ class Running:
     @property
     def pods(self) -> tuple[Pod, ...]:
         return tuple(pod for generation in self.generations for pod in generation.pods)
+
+    def rollout(self, generation: Generation) -> DocumentRollout:
+        """What the generation's document allows."""
+        return self.documents[generation.name].rollout
 
     def acknowledged(self, generation: Generation) -> int:
         """Pods whose engine has confirmed the generation's document."""

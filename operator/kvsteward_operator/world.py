@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-
 from kvsteward_contract import wire
 from kvsteward_contract.observation import Observation
 from kvsteward_contract.policy import Refusal
@@ -62,6 +61,7 @@ class World:
     reports: Mapping[str, Report] = field(default_factory=dict)  # by pod uid
     settled: Mapping[Place, tuple[str, str]] = field(default_factory=dict)  # resourceVersion, digest applied
     objections: tuple[Refusal, ...] = ()
+    trouble: str = ""  # why the last pass could not put everything in place
     evidence: Evidence | None = None  # of a window that has just ended
 
     @property

@@ -13,7 +13,6 @@ import hashlib
 from typing import Any
 
 import msgspec
-
 from kvsteward_contract.policy import PolicySpec
 
 _encoder = msgspec.json.Encoder(order="sorted")

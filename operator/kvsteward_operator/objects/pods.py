@@ -14,6 +14,7 @@ USER = 65532
 RUN = "/run/kvsteward"  # shared, in memory: the engine's token and the latch
 CONFIG = "/etc/kvsteward"
 MODELS = "/models"
+SCRATCH = "/tmp"  # noqa: S108 - a volume of the pod's own
 GRACE_SECONDS = 15  # beyond the drain, for streams to be flushed and processes to end
 STARTUP_SECONDS = 900  # loading a checkpoint
 
@@ -107,7 +108,7 @@ def _engine(spec: PolicySpec, image: str) -> dict[str, Any]:
             f"--max-concurrent={spec.engine.max_concurrent}",
             f"--drain-seconds={drain}",
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}],
+        "env": [{"name": "HOME", "value": SCRATCH}],
         "securityContext": RESTRICTED,
         "startupProbe": _probe("/engine/startup", 2, STARTUP_SECONDS // 2),
         # 6 x 10 s: a restarting sidecar, which is what answers, is no reason to restart the engine.
@@ -127,7 +128,7 @@ def _engine(spec: PolicySpec, image: str) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "run", "mountPath": RUN, "readOnly": True},
             {"name": "models", "mountPath": MODELS, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "tmp", "mountPath": SCRATCH},
         ],
     }
     resources = spec.engine.resources

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
 from kvsteward_contract.policy import InvalidPolicy, PolicySpec, decode_spec
 
 from .naming import Owner
