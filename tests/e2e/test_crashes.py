@@ -1,4 +1,4 @@
-"""kill -9 of each process under load: it recovers, no cut stream looks complete, no page leaks, nothing crosses scopes."""
+"""kill -9 of each process under load: it recovers, no cut stream looks complete, no page leaks, no scope is crossed."""
 
 import asyncio
 
@@ -25,7 +25,8 @@ async def whole_text(chat, client, prompt):
 
 async def check_after(chat, load, texts) -> dict:
     """What must hold once the dust has settled; gives the figures."""
-    lying = [answer for answer in load.answers if answer.looks_complete and (not answer.done or answer.text not in texts)]
+    believed = [answer for answer in load.answers if answer.looks_complete]
+    lying = [answer for answer in believed if not answer.done or answer.text not in texts]
     assert not lying, "a stream looked complete and wasn't"
     leaked = await asyncio.to_thread(until, "no page is held", lambda: [held(chat)] if held(chat) == 0 else None, 30)
     tokens = [5 + n % 200 for n in range(160)]

@@ -10,6 +10,10 @@ from support.proof import record
 pytestmark = pytest.mark.cluster
 
 STREAMS = 16
+OWNED = (
+    "deployment,service,configmap,secret,serviceaccount,role,rolebinding,poddisruptionbudget,networkpolicy,"
+    "controllerrevision"
+)
 
 
 def cut(load) -> list[str]:
@@ -74,8 +78,7 @@ async def test_deleting_the_policy_under_load_cuts_no_stream_and_leaves_nothing(
     assert not cut(load)
 
     def left():
-        kinds = "deployment,service,configmap,secret,serviceaccount,role,rolebinding,pdb,networkpolicy,controllerrevision"
-        return chat.kube.kubectl("get", kinds, "-l", f"kvsteward.dev/policy={chat.name}", "-o", "name").split()
+        return chat.kube.kubectl("get", OWNED, "-l", f"kvsteward.dev/policy={chat.name}", "-o", "name").split()
 
     await asyncio.to_thread(until, "owned objects collected", lambda: not left(), 60)
 
