@@ -43,7 +43,8 @@ def cold_tokens(prompt: Ordered[int], count: int) -> list[int]:
 
 
 class FakeRunner:
-    """`faults` are exceptions to raise, one a step (None: the step goes well)."""
+    """`faults` are exceptions to raise, one a step (None: the step goes well); `crossings` names the sequences that
+    read a page written under another scope."""
 
     vocab_size = VOCAB
     bytes_per_token = 8
@@ -53,6 +54,8 @@ class FakeRunner:
         self.block_tokens = block_tokens
         self.pages: list[list[bytes]] = [[b"never"] * block_tokens for _ in range(pages)]
         self.faults: list[BaseException | None] = []
+        self.owners = [""] * pages
+        self.crossings: list[str] = []
         self.steps: list[list[tuple[str, int, int]]] = []
 
     def run(self, step: Step) -> list[Sampled]:
@@ -65,6 +68,11 @@ class FakeRunner:
         sampled = []
         for work in step.works:
             pages = work.sequence.pages
+            scope = work.sequence.directive.scope if work.sequence.directive else ""
+            for page in pages[work.start // size : (work.start + work.count - 1) // size + 1]:
+                self.owners[page] = scope
+            if any(self.owners[page] != scope for page in pages[: work.start // size]):
+                self.crossings.append(work.sequence.id)
             for position in range(work.start, work.start + work.count):
                 before = self.pages[pages[(position - 1) // size]][(position - 1) % size] if position else START
                 entry = _entry(before, work.sequence.tokens[position])
