@@ -280,7 +280,12 @@ class Engine:
                 request.first_token = now
             self.residency.publish(request, now)
             kept = [token] if sequence.sampling.logprobs is not None else None
-            finish = self._finish(request, token.token)
+            try:
+                finish = self._finish(request, token.token)
+            except Exception as error:  # the caller's `stop`; its fault is its own request's alone
+                log.exception("the stop of request %s failed", request.id)
+                self._end(deltas, request, Finish.ERROR, now, error=f"the request's own stop failed: {error!r}")
+                continue
             if finish is None:
                 self.scheduler.prompt_computed(request)
                 deltas.append(Delta(request.id, [token.token], kept))

@@ -130,7 +130,7 @@ class Scheduler:
         the budget goes on in the next step."""
         ring = self.queues.ring
         budget = max(self._budget - len(works), self._settings.block_tokens)
-        fruitless = 0
+        fruitless = 0  # turns in a row in which nothing could start
         while ring and fruitless < len(ring):
             queue = ring[0]
             if not queue.visited:
@@ -138,10 +138,13 @@ class Scheduler:
                 queue.deficit += self._settings.quantum
             served, blocked = self._serve(queue, budget, works, now)
             budget -= served
-            fruitless = 0 if served else fruitless + 1
-            if budget < self._settings.block_tokens and queue.has_prompts() and not blocked:
+            fruitless = fruitless + 1 if blocked else 0
+            spent = budget < self._settings.block_tokens
+            if spent and not blocked and queue.has_prompts() and queue.deficit >= self._settings.block_tokens:
                 return
             self.queues.end_turn(keep_deficit=not blocked)
+            if spent:
+                return
 
     def _serve(self, queue: Queue, budget: int, works: dict[Request, Work], now: float) -> tuple[int, bool]:
         """Prompt tokens planned for this queue's turn, and whether it ended because its next request can't start."""
