@@ -17,7 +17,7 @@ BLOCK = 8
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Oracle, Runner]:
     oracle = Oracle(tmp_path_factory.mktemp("oracle"), request.param)
-    return oracle, Runner(oracle.folder, "FP32", pages=64, block_tokens=BLOCK, device="cpu")
+    return oracle, Runner(oracle.folder, "FP32", pages=64, block_tokens=BLOCK, device="cpu", threads=1)
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -117,7 +117,7 @@ def test_smollm2_answers_twenty_prompts_with_transformers_tokens(smollm2: Path) 
 
     reference = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
-    runner = Runner(smollm2, "FP32", pages=400, block_tokens=16, device="cpu")
+    runner = Runner(smollm2, "FP32", pages=400, block_tokens=16, device="cpu", threads=1)
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False

@@ -48,13 +48,15 @@ def load_model(
 
 
 def forward(model: Model, attention: Attention, batch: Batch) -> torch.Tensor:
-    """One pass over a step's rows; logits (sampling works, vocab) of the rows that are sampled."""
+    """One pass over a step's rows; float32 logits (sampling works, vocab), (0, 0) if nothing is sampled."""
     attention.begin(batch)
     x = model.embed(batch.tokens)
     rotation = model.rotation(batch.positions)
     for layer in range(model.layers):
         attended = attention.attend(layer, *model.before(layer, x, rotation))
         if layer == model.layers - 1:  # all keys and values are stored: only sampled rows matter from here on
+            if not len(batch.samples):
+                return x.new_empty((0, 0), dtype=torch.float32)
             x, attended = x[batch.samples], attended[batch.samples]
         x = model.after(layer, x, attended)
     return model.logits(x)
