@@ -41,7 +41,7 @@ async def ledger(request: web.Request) -> web.Response:
     """GET /kv/v1/ledger?limit=&cursor=: records of resident pages, in an order that a cursor can go on in."""
     engine = request.app[SERVICE].loaded().engine
     limit = request.query.get("limit", "100")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_LEDGER_PAGE):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LEDGER_PAGE):
         raise ApiError(400, f"limit: it must be a number from 1 to {MAX_LEDGER_PAGE}", param="limit")
     return _json(msgspec.json.encode(engine.ledger(int(limit), request.query.get("cursor", ""))))
 

@@ -16,6 +16,7 @@ from kvsteward_engine.service import LOADING_RETRY_SECONDS, SERVICE, Phase, Serv
 log = logging.getLogger(__name__)
 MAX_BODY = 4 * 2**20  # bytes; about a million tokens
 QUEUE_RETRY_SECONDS = 1
+CLIENT_GONE = 499  # nginx's number
 
 
 def make_app(service: Service) -> web.Application:
@@ -98,6 +99,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     service = request.app[SERVICE]
     try:
         response = await handler(request)
+    except ConnectionError:
+        response = web.Response(status=CLIENT_GONE)  # for the count; nobody reads it
     except Exception as error:  # noqa: BLE001 - the last place to make an answer of it
         response = _failure(service, request, error)
     resource = request.match_info.route.resource
