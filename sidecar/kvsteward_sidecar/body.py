@@ -14,7 +14,7 @@ from .routes import Route
 
 MAX_BYTES = 4 * 1024 * 1024
 
-# Keys that steer the cache or name what is ours: each has its own count, so that an attempt is seen. The rest is "other".
+# Keys that steer the cache or name what is ours are counted apart, so that an attempt is seen; the rest is "other".
 WATCHED_KEYS = frozenset({"cache_salt", "kv_transfer_params", "prompt_cache_key", "vllm_xargs", "request_id"})
 OTHER_KEY = "other"
 _SESSION_KEY = "user"  # read for the cohort, of no use to the engine
@@ -28,14 +28,19 @@ class BodyError(ValueError):
         self.status, self.message = status, message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
-    """What the sidecar knows of a body. `data` is what the engine gets."""
+    """What the sidecar knows of a body. `data` is what the engine gets; `take` it to pass it on and forget it, since
+    hundreds of long prompts wait for their first token at a time."""
 
     data: bytes
     user: str = ""  # OpenAI's `user`; "" = none
     supported: bool = True  # False: reuse would change the answer (prompt logprobs), so it must run cold
     dropped: tuple[str, ...] = ()  # label of each key that was not passed on
+
+    def take(self) -> bytes:
+        data, self.data = self.data, b""
+        return data
 
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -9,6 +9,7 @@ from kvsteward_contract.wire import OUTCOME_COMMENT
 from .upstream import EngineBroke
 
 _END = b"\n\n"
+_CHUNK_END = _END + b"\r\n"
 _DATA = b"data:"
 MAX_EVENT = 4 * 1024 * 1024  # bytes of one unfinished event; past it the answer is broken
 
@@ -40,6 +41,10 @@ class EventFilter:
         if not self.begun:
             self.begun = data.startswith(_DATA) or b"\n\ndata:" in data
         return data
+
+    def passes(self, chunk: bytes) -> bool:
+        """Whether one chunk, framing included, may go on as it is: whole events, no outcome in them, not the first."""
+        return self.begun and not self._held and chunk.endswith(_CHUNK_END) and OUTCOME_COMMENT not in chunk
 
     def rest(self) -> bytes:
         """The tail of a stream that ended without a blank line, unless it is (the start of) the outcome comment."""

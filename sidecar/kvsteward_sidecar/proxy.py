@@ -8,7 +8,6 @@ import asyncio
 import logging
 import re
 import secrets
-from collections import Counter
 from urllib.parse import urlsplit
 
 import msgspec
@@ -92,7 +91,8 @@ class Proxy:
             return self._refuse(refusal)
         if route.kind is Kind.HEALTH:
             return self._json(200, b'{"status":"ok"}')
-        credential = self._control.tenants.identify(request.headers)
+        tenants = self._control.tenants
+        credential = tenants.identify(request.headers)
         if self._rejects(credential):
             return self._unauthorised()
         self._count_headers(request)
@@ -102,13 +102,15 @@ class Proxy:
             body = bodies.reduce(await self._read(request), route)
         except BodyError as error:
             return self._error(error.status, "invalid_body", error.message, close=error.status == 413)
-        for label, count in Counter(body.dropped).items():
-            self._control.dropped(label, count)
+        for label in body.dropped:
+            self._control.dropped(label)
         if route.kind is Kind.PLAIN:
             return await self._forward(request, route, body, started, None)
-        ticket = self._admit(request, body)
-        if ticket is None:
-            return self._unauthorised()
+        if self._control.tenants is not tenants:  # a body can take long, and a key be revoked meanwhile
+            credential = self._control.tenants.identify(request.headers)
+            if self._rejects(credential):
+                return self._unauthorised()
+        ticket = self._admit(request, body, credential)
         return await self._forward(request, route, body, started, ticket)
 
     async def _read(self, request: web.BaseRequest) -> bytes:
@@ -137,13 +139,10 @@ class Proxy:
         """Two credentials are no way round `whenMissing: Reject` either."""
         return credential.tenant is None and self._control.permission.when_missing is WhenMissing.REJECT
 
-    def _admit(self, request: web.BaseRequest, body: Body) -> Ticket | None:
-        """Decides, from one snapshot and without waiting for anything. None: 401."""
+    def _admit(self, request: web.BaseRequest, body: Body, credential: Credential) -> Ticket:
+        """Decides, from one snapshot and without waiting for anything."""
         control = self._control
         permission = control.permission
-        credential = control.tenants.identify(request.headers)  # again: a body may take long, and a key be revoked
-        if self._rejects(credential):
-            return None
         number = secrets.token_hex(16)
         sessions = request.headers.getall(SESSION_HEADER, ())
         workloads = request.headers.getall(WORKLOAD_HEADER, ())
@@ -172,7 +171,7 @@ class Proxy:
         """Asks the engine and relays its answer; ends the ticket, whatever happens."""
         ending, relay, answer = Ending.FAILED, None, None
         try:
-            answer = await self._pool.request(self._head(request, route, body, ticket), body.data)
+            answer = await self._pool.request(self._head(request, route, body, ticket), body.take())
             try:
                 relay = Relay(request, answer, ticket.request if ticket else "", self._control.closing())
                 await relay.run()
@@ -220,10 +219,10 @@ class Proxy:
 
     def _count_headers(self, request: web.BaseRequest) -> None:
         foreign = self._control.permission.identity is not IdentitySource.HEADER
-        for name, _ in request.raw_headers:
-            if name[:2] not in (b"X-", b"x-"):
+        for written, _ in request.raw_headers:
+            if written[:2] not in (b"X-", b"x-"):
                 continue
-            name = name.lower()
+            name = written.lower()
             if name in _WATCHED:
                 self._control.dropped(_WATCHED[name])
             elif name in _CREDENTIALS:

@@ -85,7 +85,7 @@ class Relay:
             lines.append(b"Transfer-Encoding: chunked")
         if not self.goes_on:
             lines.append(b"Connection: close")
-        lines.append(b"Date: %b\r\n\r\n" % _date())
+        lines.append(b"Date: %b\r\n\r\n" % _clock.date())
         self._head = b"\r\n".join(lines)
 
     @property
@@ -95,7 +95,7 @@ class Relay:
 
     async def run(self) -> None:
         """Until the client's transport has the whole answer. Raises EngineBroke, ClientStalled."""
-        self._answer.attach(self._take)
+        self._answer.attach(self._take, self._take_chunk if self._chunked and self._events is not None else None)
         while not await self._answer.wait():
             try:
                 async with asyncio.timeout(STALL_SECONDS):
@@ -103,6 +103,16 @@ class Relay:
             except TimeoutError:
                 raise ClientStalled from None
             self._answer.resume()
+
+    def _take_chunk(self, chunk: bytes) -> bool:
+        """Passes a chunk on as it is, if it is whole events that hold nothing to take out or to note."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or not self._events.passes(chunk):  # type: ignore[union-attr]
+            return False
+        transport.write(chunk)
+        if transport.get_write_buffer_size() > HIGH_WATER:
+            self._answer.hold()
+        return True
 
     def _take(self, data: bytes, last: bool) -> None:
         transport = self._transport
@@ -129,13 +139,17 @@ class Relay:
                 self._answer.hold()
 
 
-_dated = (0, b"")
+class _Clock:
+    """The time as HTTP writes it, made once a second."""
+
+    def __init__(self) -> None:
+        self._second, self._text = 0, b""
+
+    def date(self) -> bytes:
+        now = int(time.time())
+        if now != self._second:
+            self._second, self._text = now, formatdate(now, usegmt=True).encode()
+        return self._text
 
 
-def _date() -> bytes:
-    """The time as HTTP writes it; made once a second."""
-    global _dated
-    now = int(time.time())
-    if _dated[0] != now:
-        _dated = (now, formatdate(now, usegmt=True).encode())
-    return _dated[1]
+_clock = _Clock()

@@ -79,5 +79,5 @@ _TABLES = {backend: {(route.method, route.path): route for route in routes} for 
 
 
 def find(backend: Backend, method: str, target: str) -> Route | None:
-    """The route of a request target as it stood in the request line; None: 404. A query is allowed and not passed on."""
+    """The route of a request target as it stood in the request line; None: 404. A query is ignored."""
     return _TABLES[backend].get((method, target.partition("?")[0]))

@@ -8,11 +8,13 @@ end. Only loopback peers are meant: no TLS, no redirects, no decompression, no p
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 
 import httptools
 
 CONNECT_SECONDS = 2.0
 IDLE_SECONDS = 30.0  # below the engine's own keep-alive time, so that it's rarely the engine that closes first
+RESEND_SECONDS = 0.2  # a stale connection shows at once
 MAX_HEADER_BYTES = 65_536
 HOLD_BYTES = 65_536  # of a body that nobody takes yet, before the engine is asked to wait
 
@@ -32,6 +34,7 @@ class Answer:
     """
 
     __slots__ = (
+        "_chunk_sink",
         "_connection",
         "_error",
         "_held",
@@ -49,6 +52,7 @@ class Answer:
         self._error: Exception | None = None
         self._held: list[bytes] = []
         self._sink: Callable[[bytes, bool], None] | None = None
+        self._chunk_sink: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.status = 0  # 0 until the head is complete
         self.headers: dict[bytes, bytes] = {}  # names in lower case; of a repeated one the last value
@@ -63,9 +67,13 @@ class Answer:
             self._raise()
             await self._wake()
 
-    def attach(self, sink: Callable[[bytes, bool], None]) -> None:
+    def attach(self, sink: Callable[[bytes, bool], None], chunk_sink: Callable[[bytes], bool] | None = None) -> None:
         """From now on `sink(body, last)` gets the body, one call a read; what came before, if only nothing, at once.
-        A sink that raises EngineBroke ends the answer."""
+
+        `chunk_sink(chunk)` is asked first when a read is one whole chunk: it gets it with its framing, and returns
+        False to have it unpacked for `sink` after all. A sink that raises EngineBroke ends the answer.
+        """
+        self._chunk_sink = chunk_sink
         self._sink = sink
         held, self._held, self.size = b"".join(self._held), [], 0
         sink(held, self.complete)
@@ -150,6 +158,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_answer",
+        "_between",
         "_body",
         "_done",
         "_header_bytes",
@@ -179,6 +188,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._body: list[bytes] = []
         self._done = self._keep = self._interim = False
+        self._between = False  # the last thing parsed was a chunk's end
 
     @property
     def usable(self) -> bool:
@@ -220,6 +230,14 @@ class Connection(asyncio.Protocol):
         if answer is None:  # bytes that nobody asked for: whose answer would the next one be?
             self.abort()
             return
+        # Most reads of a stream are one chunk: the parser, at a chunk's end, needn't see one that begins and ends here.
+        if (
+            self._between
+            and answer._chunk_sink is not None
+            and data.startswith(_chunk_head(len(data)))
+            and answer._chunk_sink(data)
+        ):
+            return
         answer.started = True
         try:
             self._parser.feed_data(data)
@@ -227,6 +245,8 @@ class Connection(asyncio.Protocol):
             why = error.__context__ if isinstance(error.__context__, EngineBroke) else error
             self._break(answer, EngineBroke(f"the engine's answer is not the HTTP expected: {why}"))
             return
+        # A size line that has only begun makes no callback, but then the read doesn't end with a line end.
+        self._between = self._between and data.endswith(b"\r\n")
         if self._body or self._done:
             parts = self._body
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -292,11 +312,28 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
         if self._interim:
             return
         self._done = True
         self._keep = self._parser.should_keep_alive()
+
+
+@lru_cache(maxsize=4096)
+def _chunk_head(length: int) -> bytes:
+    """How `length` bytes begin if they are one whole chunk; something that nothing begins with if they can't be."""
+    for digits in range(1, 9):
+        size = length - digits - 4
+        head = b"%x\r\n" % max(size, 0)
+        if size > 0 and len(head) == digits + 2:
+            return head
+    return b"\r\n\r\n"
 
 
 class Pool:
@@ -333,34 +370,37 @@ class Pool:
     async def request(self, head: bytes, body: bytes) -> Answer:
         """Sends a request and returns its answer with the head complete.
 
-        A reused connection that closes before any byte came was most likely closed by the engine for being idle, so
-        the request is sent once more, on a new one. Raises EngineUnavailable or EngineBroke; when cancelled, the
-        engine is told at once.
+        A reused connection that closes at once, before any byte came, was closed by the engine for being idle: the
+        request is sent once more, on a new one. After RESEND_SECONDS the engine must have been at work on it, so the
+        body is let go of. Raises EngineUnavailable or EngineBroke; when cancelled, the engine is told at once.
         """
         connection = await self.acquire()
-        reused = connection.used
+        again = [head, body] if connection.used else []
         answer = connection.send(head, body)
+        del body
+        timer = asyncio.get_running_loop().call_later(RESEND_SECONDS, again.clear) if again else None
         try:
-            await answer.head()
+            return await _headed(answer)
         except EngineUnavailable:
-            if not reused:
+            if not again:
                 raise
-        except asyncio.CancelledError:
-            answer.abort()
-            raise
-        else:
-            return answer
-        answer = (await self.acquire(fresh=True)).send(head, body)
-        try:
-            await answer.head()
-        except asyncio.CancelledError:
-            answer.abort()
-            raise
-        return answer
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return await _headed((await self.acquire(fresh=True)).send(*again))
 
     def close(self) -> None:
         while self._idle:
             _close(self._idle.pop())
+
+
+async def _headed(answer: Answer) -> Answer:
+    try:
+        await answer.head()
+    except asyncio.CancelledError:
+        answer.abort()
+        raise
+    return answer
 
 
 def _close(connection: Connection) -> None:
