@@ -8,10 +8,11 @@ from typing import Any
 
 from kvsteward_contract.directive import Outcome
 from kvsteward_contract.metrics import SECONDS_BUCKETS
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+disable_created_metrics()  # a second series for each, that nobody asked for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GAUGES = {
     "running": ("kvsteward_engine_running", "Sequences that hold pages."),
