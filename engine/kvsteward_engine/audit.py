@@ -43,10 +43,10 @@ def faults(pages: BlockManager, holdings: Collection[Holding]) -> list[str]:
     ]
     if retained != pages.retained:
         found.append(f"{pages.retained} retained pages counted, {retained} there")
-    for scope, account in pages._accounts.items():
+    for account in pages.accounts:
         resident = sum(1 for record in pages._index.values() if record.account is account)
         if resident != account.resident or not resident:
-            found.append(f"scope {scope}: {account.resident} pages counted, {resident} there")
+            found.append(f"scope {account.scope}: {account.resident} pages counted, {resident} there")
     found += [
         "a holding counts a private page as published"
         for holding in holdings

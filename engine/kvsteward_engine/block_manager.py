@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heappop, heappush
 from types import MappingProxyType
 
 from kvsteward_contract.directive import MissReason, Retention
 
+from kvsteward_engine.accounts import ScopeAccounts
 from kvsteward_engine.errors import BrokenInvariant
 from kvsteward_engine.eviction import EvictionPolicy
 from kvsteward_engine.ghosts import GhostList
@@ -73,6 +73,7 @@ class BlockManager:
         self.regret_tokens = 0
         self.resident_by_kind: Counter[str] = Counter()  # scope kind ("Private") -> published pages
         self.ghosts = GhostList(ghosts)
+        self.accounts = ScopeAccounts(pages)
         self._policy = policy
         self._regret_window = regret_window
         self._free = list(range(pages - 1, -1, -1))
@@ -80,11 +81,7 @@ class BlockManager:
         self._records: list[PageRecord | None] = [None] * pages
         self._index: dict[bytes, PageRecord] = {}
         self._contents: dict[bytes, PageRecord] = {}  # the latest page published with this content, in any scope
-        self._accounts: dict[str, ScopeAccount] = {}
-        self._table: Mapping[str, Retention] = {}
         self._retained = 0
-        self._due: list[tuple[float, str]] = []  # heap: when to look for expired pages in which scope
-        self._over: dict[str, ScopeAccount] = {}  # scopes that a new table left over quota
 
     @property
     def available(self) -> int:
@@ -109,58 +106,20 @@ class BlockManager:
         """Sequences that hold the page."""
         return self._refs[page]
 
-    # ---- limits
-
     def set_retention(self, table: Mapping[str, Retention]) -> None:
-        """Put new limits in force; O(scopes). What they make excessive goes in the next sweeps or when room is needed.
-        An empty table keeps the last one: nobody is evicted because a table could not be read."""
-        if not table:
-            return
-        self._table = table
-        self._over.clear()
-        for account in self._accounts.values():
-            self._limit(account)
-            account.due = None
-        self._due = []
-        for account in self._accounts.values():
-            self._schedule_expiry(account)
-
-    def _limit(self, account: ScopeAccount) -> None:
-        limits = self._table.get(account.retention)
-        if limits is None:
-            return
-        account.limit = self.total * limits.quota_percent // 100
-        account.max_age = float(limits.max_age_seconds)
-        if len(account.retained) > account.limit:
-            self._over[account.scope] = account
-
-    def _schedule_expiry(self, account: ScopeAccount) -> None:
-        """One heap entry a scope with an age limit and something retained; it may come early, never late."""
-        head = account.head() if account.max_age and account.due is None else None
-        if head is not None:
-            account.due = head.last_use + account.max_age
-            heappush(self._due, (account.due, account.scope))
-
-    def _account(self, scope: str, retention: str) -> ScopeAccount | None:
-        """The scope's account, under the class its latest request names."""
-        account = self._accounts.get(scope)
-        if account is not None and account.retention != retention:
-            account.retention = retention
-            self._limit(account)
-            account.due = None
-            self._schedule_expiry(account)
-        return account
+        """Put new limits in force; O(scopes). What they make excessive goes in the next sweeps or when room is
+        needed. An empty table keeps the last one."""
+        self.accounts.set_table(table)
 
     # ---- matching
 
     def lookup(self, chain: KeyChain, scope: str, retention: str, pages: int, now: float) -> Match:
         """What the first `pages` pages of the chain would find; drops what has expired in this scope, changes nothing
         else."""
-        account = self._account(scope, retention)
+        account = self.accounts.get(scope, retention)
         if account is not None:
             self._expire(account, now)
-        limits = self._table.get(retention)
-        max_age = limits.max_age_seconds if limits else 0
+        max_age = self.accounts.max_age(retention)
         index, keys = self._index, chain.keys
         records: list[PageRecord] = []
         for key in keys[:pages]:
@@ -189,7 +148,7 @@ class BlockManager:
                 regret += ghost is not None and now - ghost.evicted <= self._regret_window
         return Match(tuple(records), eligible, MappingProxyType(misses), regret)
 
-    def _miss(self, key: bytes, content: bytes, scope: str, max_age: int, now: float) -> MissReason | None:
+    def _miss(self, key: bytes, content: bytes, scope: str, max_age: float, now: float) -> MissReason | None:
         """Why a page can't be used; None if it is resident."""
         ghost = self.ghosts.get(key)
         if ghost is not None and ghost.scope == scope:
@@ -253,7 +212,7 @@ class BlockManager:
         holding.pages.clear()
         holding.published = 0
         if account is not None:
-            self._schedule_expiry(account)
+            self.accounts.watch(account)
             while len(account.retained) > account.limit:
                 self._evict_over_quota(account, now)
 
@@ -291,17 +250,16 @@ class BlockManager:
         page = holding.pages[place]
         if self._records[page] is not None or self._refs[page] != 1:
             raise BrokenInvariant(f"page {page} was offered for publishing but is not its holder's own")
-        account = self._account(scope, retention)
         found = self._index.get(key)
-        if found is not None and account is not None and not self._refs[found.page]:
-            self._expire(account, now)
+        if found is not None and found.scope != scope:
+            return Published.VIOLATION
+        if found is not None and not self._refs[found.page]:
+            self._expire(found.account, now)
             found = self._index.get(key)
         parent = self._records[holding.pages[place - 1]] if place else None
         if place and parent is None:
             raise BrokenInvariant("a page was published before its parent")
         if found is not None:
-            if found.scope != scope:
-                return Published.VIOLATION
             if found.parent is not parent:
                 raise BrokenInvariant("a page was shared with a sequence that does not hold its parent")
             self._hold(found, now)
@@ -310,10 +268,7 @@ class BlockManager:
             self._refs[page] = 0
             self._free.append(page)
             return Published.SHARED
-        account = self._accounts.get(scope)
-        if account is None:
-            account = self._accounts[scope] = ScopeAccount(scope, retention)
-            self._limit(account)
+        account = self.accounts.open(scope, retention)
         record = PageRecord(page, key, content, account, retention, version, parent, now)
         if parent is not None:
             parent.children += 1
@@ -342,34 +297,20 @@ class BlockManager:
 
     def _evict_excess(self, now: float) -> bool:
         """Evict one expired page, else one over quota; False if there is neither."""
-        while self._due and self._due[0][0] <= now:
-            due, scope = self._due[0]
-            account = self._accounts.get(scope)
-            if account is not None and account.due == due:
-                head = account.head()
-                if head is not None and now - head.last_use >= account.max_age:
-                    self._evict(head, Eviction.EXPIRED, now)
-                    return True
-                account.due = None
-            heappop(self._due)
-            if account is not None:
-                self._schedule_expiry(account)
-        while self._over:
-            account = next(iter(self._over.values()))
-            if len(account.retained) > account.limit:
-                self._evict_over_quota(account, now)
-                return True
-            del self._over[account.scope]
+        expired = self.accounts.expired(now)
+        if expired is not None:
+            self._evict(expired, Eviction.EXPIRED, now)
+            return True
+        account = self.accounts.over_quota()
+        if account is not None:
+            self._evict_over_quota(account, now)
+            return True
         return False
 
     def _expire(self, account: ScopeAccount, now: float) -> None:
         """Drop what has expired in one scope."""
-        if not account.max_age:
-            return
-        head = account.head()
-        while head is not None and now - head.last_use >= account.max_age:
+        while (head := account.expired(now)) is not None:
             self._evict(head, Eviction.EXPIRED, now)
-            head = account.head()
 
     def _evict_over_quota(self, account: ScopeAccount, now: float) -> None:
         victim = self._policy.victim(now, account)
@@ -393,8 +334,7 @@ class BlockManager:
             record.parent = None
         account.resident -= 1
         if not account.resident:
-            del self._accounts[account.scope]
-            self._over.pop(account.scope, None)
+            self.accounts.close(account)
         self.resident_by_kind[account.scope.partition("/")[0]] -= 1
         self._records[page] = None
         self._free.append(page)

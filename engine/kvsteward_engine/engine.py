@@ -102,7 +102,8 @@ class Engine:
             raise EngineFailed(self.failed)
         self._check(request_id, prompt, sampling)
         queue = directive.queue if directive is not None else ""
-        self.scheduler.queues.refuse_if_full(queue, len(self._inbox) + self.scheduler.queues.waiting)
+        arriving = [item.queue for item in tuple(self._inbox) if isinstance(item, Request)]
+        self.scheduler.queues.refuse_if_full(queue, arriving)
         sequence = Sequence(request_id, list(prompt), len(prompt), sampling, _readable(directive), self._clock())
         request = Request(sequence, queue, Holding(sequence.pages), stop=stop)
         self._requests[request_id] = request
@@ -321,6 +322,8 @@ class Engine:
             return
         prompts = [request for request in rest if not self.scheduler.decodes(request)]
         chosen = prompts or rest[len(rest) // 2 :]
+        if not prompts:
+            self.scheduler.shrink_places(len(rest) - len(chosen))
         for request in reversed(chosen):
             self.scheduler.preempt(request, now)
         log.warning("%s; %d of %d requests were queued again", error, len(chosen), len(rest))

@@ -77,8 +77,13 @@ class ScopeAccount:
         # Unreferenced pages in the order they were let go: an end of use is later for a parent than for its children,
         # so the head is always the oldest and never has a resident child.
         self.retained: OrderedDict[int, PageRecord] = OrderedDict()
-        self.due: float | None = None  # when the block manager looks for expired pages here next
+        self.due: float | None = None  # when expired pages are looked for here next
 
     def head(self) -> PageRecord | None:
         """The page let go longest ago."""
         return next(iter(self.retained.values()), None)
+
+    def expired(self, now: float) -> PageRecord | None:
+        """The page let go longest ago, if that is longer ago than max age."""
+        head = self.head() if self.max_age else None
+        return head if head is not None and now - head.last_use >= self.max_age else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from kvsteward_engine.errors import QueueFull
 from kvsteward_engine.request import Request
@@ -46,14 +46,19 @@ class Queues:
     def __iter__(self) -> Iterator[Queue]:
         return iter(self._by_name.values())
 
-    def refuse_if_full(self, name: str, waiting: int) -> None:
-        """Raises `QueueFull` when `waiting` requests are too many for one more of queue `name`. The last eighth of the
-        places is kept for queues that hold less than that, so that a burst can't shut the others out."""
+    def refuse_if_full(self, name: str, arriving: Collection[str]) -> None:
+        """Raises `QueueFull` when there is no place for one more of queue `name`; `arriving` names the queues of those
+        that are on their way here. The last eighth of the places is kept for queues that hold less than that, so that
+        a burst can't shut the others out."""
+        waiting = len(arriving) + self.waiting
         if waiting >= self._max_waiting:
             raise QueueFull(f"{waiting} requests are waiting, the most that may; try again later")
+        if waiting < self._max_waiting - self._reserve:
+            return
         queue = self._by_name.get(name)
-        if queue and len(queue.waiting) >= self._reserve and waiting >= self._max_waiting - self._reserve:
-            raise QueueFull(f"{len(queue.waiting)} of this client's requests are waiting; try again later")
+        own = sum(1 for each in arriving if each == name) + (len(queue.waiting) if queue else 0)
+        if own >= self._reserve:
+            raise QueueFull(f"{own} of this client's requests are waiting already; try again later")
 
     def add(self, request: Request, front: bool = False) -> None:
         """Queue a request; at the front if it was preempted."""

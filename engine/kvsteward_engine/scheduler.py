@@ -31,8 +31,10 @@ class Scheduler:
         self._starved: Queue | None = None  # the queue whose head found no room first
         self._overtaken = 0
         self.preemptions = 0
+        # What a step may be; less for a while after the device ran out of memory.
+        self._budget = settings.prefill_chunk
+        self._places = settings.max_concurrent
         self._quiet_steps = 0
-        self._budget = settings.prefill_chunk  # tokens a step; less for a while after the device ran out of memory
 
     def submit(self, request: Request) -> None:
         """Queue a new request."""
@@ -77,14 +79,21 @@ class Scheduler:
         self._quiet_steps = 0
         return True
 
+    def shrink_places(self, running: int) -> None:
+        """Let no more than so many requests run for the time being."""
+        self._places = max(1, min(running, self._places))
+        self._quiet_steps = 0
+
     def step_succeeded(self) -> None:
         """Let steps grow again, slowly, once they were shrunk."""
-        if self._budget == self._settings.prefill_chunk:
+        whole = self._settings
+        if self._budget == whole.prefill_chunk and self._places == whole.max_concurrent:
             return
         self._quiet_steps += 1
         if self._quiet_steps >= REGROW_STEPS:
             self._quiet_steps = 0
-            self._budget = min(self._budget * 2, self._settings.prefill_chunk)
+            self._budget = min(self._budget * 2, whole.prefill_chunk)
+            self._places = min(self._places * 2, whole.max_concurrent)
 
     def victim(self) -> Request:
         """The request to preempt: the youngest of the tenant that holds most pages; those preempted often come last."""
@@ -181,7 +190,7 @@ class Scheduler:
     def _start_next(self, queue: Queue, now: float) -> Request | None:
         """Admit the first waiting request of a queue, unless places, its tenant's limit or pages forbid it."""
         request = next(iter(queue.waiting.values()))
-        if len(self.running) >= self._settings.max_concurrent:
+        if len(self.running) >= self._places:
             return None
         limit = self._residency.max_in_flight(request.sequence.directive)
         if limit and len(queue.running) >= limit:

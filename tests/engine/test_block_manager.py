@@ -357,7 +357,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.set_retention({"plain": Retention(quota_percent=quota, max_age_seconds=age)})
         if sweep:
             self.pool.sweep(self.now, 1000)
-            assert all(len(account.retained) <= account.limit for account in self.pool._accounts.values())
+            assert all(len(account.retained) <= account.limit for account in self.pool.accounts)
 
     @invariant()
     def nothing_is_counted_wrongly(self) -> None:

@@ -184,6 +184,21 @@ def test_out_of_memory_preempts_shrinks_the_steps_and_loses_no_request() -> None
     assert engine.faults() == []
 
 
+def test_out_of_memory_among_decodes_lets_fewer_run_until_it_has_been_quiet() -> None:
+    engine = FakeEngine(512)
+    for number in range(8):
+        engine.submit(str(number), prompt_of(number, 4), SamplingParams(max_tokens=200), None)
+    engine.go(10)
+    assert len(engine.scheduler.running) == 8
+    engine.runner.faults = [OutOfMemory("no room")]
+    engine.go(40)
+    assert len(engine.scheduler.running) == 4
+    engine.go(40)
+    assert len(engine.scheduler.running) == 8
+    engine.finish_all()
+    assert engine.results["7"] == cold_tokens(prompt_of(7, 4), 200)
+
+
 def test_a_request_that_the_device_cannot_hold_by_itself_fails_with_a_clear_error() -> None:
     engine = FakeEngine(64)
     engine.submit("x", PROMPT, SamplingParams(max_tokens=6), None)
@@ -282,14 +297,14 @@ async def test_closing_the_generator_cancels_within_a_step_and_the_outcome_can_b
 
 async def test_a_slow_reader_finds_its_tokens_merged_and_complete(served: EngineThread) -> None:
     deltas = served.generate("x", PROMPT, SamplingParams(max_tokens=30, logprobs=0), None)
-    first = await anext(deltas)
+    parts = [await anext(deltas)]
     await until(lambda: served.outcome("x") is not None)
     await asyncio.sleep(0)
-    rest = [delta async for delta in deltas]
-    assert first.token_ids + [token for delta in rest for token in delta.token_ids] == cold_tokens(PROMPT, 30)
-    assert len(first.sampled) + sum(len(delta.sampled) for delta in rest) == 30
-    assert len(rest) < 29
-    assert rest[-1].finish is Finish.LENGTH
+    parts += [delta async for delta in deltas]
+    assert [token for delta in parts for token in delta.token_ids] == cold_tokens(PROMPT, 30)
+    assert sum(len(delta.sampled) for delta in parts) == 30
+    assert len(parts) < 30
+    assert parts[-1].finish is Finish.LENGTH
 
 
 async def test_a_policy_is_confirmed_while_a_step_is_being_computed(served: EngineThread) -> None:

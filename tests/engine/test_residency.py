@@ -28,6 +28,15 @@ def test_a_repeated_prompt_reuses_all_full_pages_before_its_last_token() -> None
     assert (again.eligible_tokens, again.resident_tokens, again.reused_tokens, again.misses) == (20, 20, 20, {})
 
 
+def test_of_1024_tokens_the_896_shared_ones_are_reused_after_priming_with_another_tail() -> None:
+    engine = FakeEngine(800, max_tokens=2048, prefill_chunk=512)
+    engine.permit()
+    shared = prompt_of(1, 896)
+    outcome(engine, "prime", directive(), shared + prompt_of(2, 128))
+    measured = outcome(engine, "measure", directive(), shared + prompt_of(3, 128))
+    assert (measured.prompt_tokens, measured.reused_tokens, measured.misses) == (1024, 896, {"UnseenBlock": 31})
+
+
 @pytest.mark.parametrize(("length", "reused"), [(4, 0), (5, 4), (8, 4), (9, 8)])
 def test_a_hit_never_covers_the_whole_prompt(length: int, reused: int) -> None:
     engine = FakeEngine()

@@ -93,7 +93,6 @@ def test_the_queue_is_bounded_and_the_last_places_are_kept_for_other_tenants() -
     engine = FakeEngine(64, max_waiting=16)
     for number in range(14):
         ask(engine, str(number), "a", 4)
-    engine._take_inbox([], {}, 0.0)  # queued, without a step that would start them
     with pytest.raises(QueueFull, match="this client's requests are waiting"):
         ask(engine, "one more", "a", 4)
     ask(engine, "b0", "b", 4)

@@ -78,8 +78,9 @@ class EngineLife:
             self.set_policy()
         elif event < 0.55:
             self.engine.clock.now += roll.choice((0.1, 3.0, 30.0))
-        elif event < 0.58 and self.mishaps:
-            self.engine.runner.faults.append(roll.choice((OutOfMemory("no room"), ValueError("broken"))))
+        elif event < 0.58 and self.mishaps and not any(self.engine.runner.faults):
+            # A step that goes well between two faults: three in a row would rightly end the engine.
+            self.engine.runner.faults += [roll.choice((OutOfMemory("no room"), ValueError("broken"))), None]
         self.engine.clock.now += 0.01
         self.engine.go()
 
