@@ -6,9 +6,12 @@ sidecars speak) and, through `OperatorApi`, at the operator's own seam.
 
 from __future__ import annotations
 
+import hashlib
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -69,6 +72,7 @@ class ApiServer:
         self.version = 100
         self.listeners: list[Callable[[Change], None]] = []
         self._objects: dict[Place, Stored] = {}
+        self._made: dict[Place, int] = {}
         self._log: list[Change] = []
         self._compacted = 100  # watches can't start before this version
         self._watches: list[Watch] = []
@@ -128,11 +132,17 @@ class ApiServer:
         self._admit(body)
         body = _decode(_encode(body))
         body["metadata"] |= {
-            "uid": f"{self.chance.getrandbits(128):032x}",
+            "uid": self._uid(place),
             "generation": 1,
             "creationTimestamp": _time(self.loop.unix()),
         }
         return self._commit("ADDED", place, body)
+
+    def _uid(self, place: Place) -> str:
+        """The same in every run, so that ends can be compared; another one for each object that has the name."""
+        self._made[place] = self._made.get(place, 0) + 1
+        digest = hashlib.sha256(f"{'/'.join(place)} {self._made[place]}".encode()).hexdigest()
+        return str(uuid.UUID(digest[:32]))
 
     def apply(self, body: Object, manager: str, force: bool = True, dry_run: bool = False) -> Object:
         """Server-side apply. Lists are taken as a whole; `force` False conflicts with other appliers only."""
@@ -248,12 +258,16 @@ class ApiServer:
             self.loop.call_later(int(seconds), self._finish_watch, stream)
         return Reply(200, stream=stream)
 
+    def bookmark(self, stream: Stream) -> None:
+        """Tells a watcher that it has missed nothing."""
+        for watch in self._watches:
+            if watch.stream is stream:
+                stream.send(_line("BOOKMARK", {"kind": watch.kind, "metadata": {"resourceVersion": str(self.version)}}))
+
     def _finish_watch(self, stream: Stream) -> None:
-        for watch in [watch for watch in self._watches if watch.stream is stream]:
-            bookmark = {"kind": watch.kind, "metadata": {"resourceVersion": str(self.version)}}
-            stream.send(_line("BOOKMARK", bookmark))
-            stream.close()
-            self._watches.remove(watch)
+        self.bookmark(stream)
+        self._watches = [watch for watch in self._watches if watch.stream is not stream]
+        stream.close()
 
     def _admit(self, body: Object) -> None:
         """The CRD's schema and CEL rules stand in the contract's types; other kinds are not checked."""
@@ -281,8 +295,6 @@ def _event(change: Change) -> bytes:
 
 
 def _time(unix: float) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -113,7 +113,7 @@ class Clients:
             return  # connection refused
         tokens: list[int] = []
         patience = PATIENCE if self._chance.random() < 0.85 else self._chance.uniform(0.0, 0.3)
-        work = self._world.loop.create_task(_read(sidecar, asked, tokens))
+        work = self._world.loop.create_task(sidecar.serve(asked, tokens))
         sidecar.requests.add(work)
         await asyncio.wait({work}, timeout=patience)
         ending = "complete"
@@ -132,11 +132,3 @@ class Clients:
         sidecar.requests.discard(work)
         disturbed = not sidecar.alive or not engine.alive or pod.gone
         self._answered(Answer(number, asked, pod, engine.revision, ending, tuple(tokens), disturbed))
-
-
-async def _read(sidecar: Sidecar, asked: Asked, tokens: list[int]) -> None:
-    from contextlib import aclosing
-
-    async with aclosing(sidecar.serve(asked)) as answer:
-        async for some in answer:
-            tokens += some

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from kvsteward_contract import wire
 
 from .api_server import ApiServer
@@ -18,32 +19,44 @@ _COUNTED = ("uid", "resourceVersion", "generation", "creationTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class EndState:
-    """`objects`: by kind and name, as JSON; `pods`: one line each, sorted."""
+    """One line for each value: where it stands, and what it is. The lines of pods are counted, not numbered."""
 
-    objects: tuple[tuple[str, str], ...]
-    pods: tuple[str, ...]
+    lines: tuple[str, ...]
 
     def difference(self, expected: EndState) -> str:
         """What is here and not expected (+), and the other way round (-)."""
-        here = {*(" ".join(one) for one in self.objects), *self.pods}
-        there = {*(" ".join(one) for one in expected.objects), *expected.pods}
-        lines = [f"- {line}" for line in sorted(there - here)] + [f"+ {line}" for line in sorted(here - there)]
-        return "\n" + "\n".join(lines) if lines else "other counts of equal pods"
+        here, there = Counter(self.lines), Counter(expected.lines)
+        missing = [f"- {line}" for line in sorted((there - here).elements())]
+        return "\n" + "\n".join(missing + [f"+ {line}" for line in sorted((here - there).elements())])
 
 
 def end_state(api: ApiServer, nodes: Nodes) -> EndState:
-    objects = []
+    lines: list[str] = []
     for place in api.places():
         if place.kind in _PASSING:
             continue
         body = api.find(place.kind, place.name, place.namespace)
         if body is not None:
             plain = _policy(body) if place.kind == wire.KIND else _plain(body)
-            objects.append((f"{place.kind}/{place.name}", json.dumps(plain, sort_keys=True)))
+            lines += _flat(plain, f"{place.kind}/{place.name}")
     revisions = sorted(api.all("ControllerRevision"), key=lambda body: body["revision"])
-    if revisions:
-        objects.append(("newest revision", revisions[-1]["metadata"]["name"]))
-    return EndState(tuple(objects), tuple(sorted(_pods(nodes))))
+    lines += [f"newest revision: {body['metadata']['name']}" for body in revisions[-1:]]
+    for pod in _pods(nodes):
+        lines += _flat(pod, "a pod")
+    return EndState(tuple(sorted(lines)))
+
+
+def _flat(value: Any, where: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _flat(part, f"{where}.{name}")
+    elif isinstance(value, (list, tuple)) and value:
+        for number, part in enumerate(value):
+            yield from _flat(part, f"{where}[{number}]")
+    elif isinstance(value, str) and value.startswith("{"):
+        yield from _flat(json.loads(value), where)
+    else:
+        yield f"{where}: {value!r}"
 
 
 def _plain(body: dict[str, Any]) -> dict[str, Any]:
@@ -74,16 +87,15 @@ def _policy(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pods(nodes: Nodes) -> list[str]:
-    found = []
+def _pods(nodes: Nodes) -> Iterator[dict[str, Any]]:
     for pod in nodes.pods.values():
         if pod.sidecar is None or pod.engine is None:
-            found.append("a pod without a sidecar or an engine")
+            yield {"lacks": "a container"}
             continue
         control = pod.sidecar.control
         permission = control.permission
         engine = pod.engine.engine.residency.policy
-        state = {
+        yield {
             "ready": pod.ready,
             "going": pod.name in nodes.going,
             "revision": pod.engine.revision,
@@ -95,7 +107,5 @@ def _pods(nodes: Nodes) -> list[str]:
             "problems": control.problems(),
             "acknowledged": control.link.acknowledged,
             "engine follows": engine.epoch == permission.epoch and engine.version == permission.version,
-            "retention": msgspec.to_builtins(dict(engine.retention)),
+            "retention": sorted(repr(limits) for limits in engine.retention.values()),
         }
-        found.append(json.dumps(state, sort_keys=True))
-    return found

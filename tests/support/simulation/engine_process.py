@@ -41,9 +41,9 @@ class EngineGone(Exception):
 class Match:
     """A request began to use pages that it hadn't computed."""
 
-    time: float  # simulated seconds
+    time: float  # simulated seconds, when the engine decided it
     pod: str
-    engine_epoch: int
+    engine_epoch: int  # then
     sequence: Sequence
     use: Use
 
@@ -92,7 +92,7 @@ class EngineProcess:
         self.alive = True
         self.ready = False
         self._midway: list[Callable[[], None]] = []
-        self._computing = False
+        self._planned = self._finished = (0.0, 0)  # when the engine last planned and finished a step, at which epoch
         self._work = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self.server = Server(self._handle)
@@ -118,7 +118,8 @@ class EngineProcess:
         return self._model.run(step)
 
     def _used(self, sequence: Sequence, use: Use) -> None:
-        self._matched(Match(self.loop.time(), self.pod, self.engine.state().epoch, sequence, use))
+        time, epoch = self._planned if use.admitted else self._finished
+        self._matched(Match(time, self.pod, epoch, sequence, use))
 
     def _soon(self, call: Callable[[], None]) -> None:
         """Now, or in the middle of the next step, if one is to come."""
@@ -140,7 +141,10 @@ class EngineProcess:
                 self._work.clear()
                 if not self.engine.has_work():
                     await self._work.wait()
-            for delta in self.engine.step():
+            self._planned = (self.loop.time(), self.engine.state().epoch)
+            deltas = self.engine.step()
+            self._finished = (self.loop.time(), self.engine.state().epoch)
+            for delta in deltas:
                 generation = self._generations.get(delta.request_id)
                 if generation is not None:
                     generation.deltas.put_nowait((delta.token_ids, delta.finish, delta.outcome))

@@ -61,6 +61,7 @@ class Use:
     request: str
     tokens: int
     writers: tuple[str, ...]  # of the slots read, each once, in order; "" = a slot that nobody wrote
+    admitted: bool  # at its admission to this step; else a page of its own was exchanged after its last step
 
 
 class PagedModel:
@@ -115,4 +116,4 @@ class PagedModel:
         fresh = work.start != self._next.get(sequence.id, 0)
         if work.start and (fresh or self._tables[sequence.id][:pages] != sequence.pages[:pages]):
             writers = dict.fromkeys("" if slot is None else slot.writer for slot in read)
-            self._used(sequence, Use(sequence.id, work.start, tuple(writers)))
+            self._used(sequence, Use(sequence.id, work.start, tuple(writers), fresh))

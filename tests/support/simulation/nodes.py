@@ -34,6 +34,7 @@ class Nodes:
         self.going: set[str] = set()
         self.audited: Callable[[Pod], None] = lambda pod: None  # hears of a pod just before it is removed
         self._endpoints: dict[str, Pod] = {}
+        self._reported: dict[str, tuple[bool, bool]] = {}
         self._count = 0
         self._due = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,7 +183,10 @@ class Nodes:
                         self._endpoints[pod.name] = pod
                     else:
                         self._endpoints.pop(pod.name, None)
-                self._edit("Pod", pod.name, lambda body, pod=pod, ready=ready: _set_pod_status(body, pod, ready))
+                seen = (ready, pod.engine is not None)
+                if self._reported.get(pod.name) != seen:
+                    self._reported[pod.name] = seen
+                    self._edit("Pod", pod.name, lambda body, pod=pod, ready=ready: _set_pod_status(body, pod, ready))
             await asyncio.sleep(0.5)
 
     def _terminate(self, pod: Pod) -> None:

@@ -213,7 +213,7 @@ class Observer:
             self._trace.breaks(
                 "no match under another epoch", f"on {match.pod}: {directive.epoch} while the engine is at {match.engine_epoch}"
             )
-        if self.cold_since is not None:
+        if self.cold_since is not None and now > self.cold_since:
             self._trace.breaks("no match after a confirmed switch", f"on {match.pod}, ColdPath True since {self.cold_since:.3f}")
         self._check_latch(pod, "matched")
         if now > self._wholesome_since.get(match.pod, 0.0) and not self._permitted(now - SWITCH_SECONDS, now):

@@ -10,6 +10,7 @@ import msgspec
 from kvsteward_operator import errors
 from kvsteward_operator.api import FIELD_MANAGER
 from kvsteward_operator.kinds import POLICY, Kind
+from kvsteward_operator.watches import INACTIVITY_SECONDS, SERVER_SECONDS
 
 from .api_server import HOST, ApiRefusal, ApiServer
 from .network import Network, Stream
@@ -19,8 +20,7 @@ Object = dict[str, Any]
 Result = TypeVar("Result")
 
 CALL_SECONDS = 20.0  # the operator's own limit on a call
-INACTIVITY_SECONDS = 70.0  # kopf's watching.inactivity_timeout as the operator sets it
-WATCH_SECONDS = 60.0  # kopf's watching.server_timeout
+BOOKMARK_SECONDS = 60.0  # the API server's
 
 
 class OperatorApi:
@@ -86,7 +86,7 @@ def selected(body: Object, selector: str) -> bool:
     return not selector or (body["metadata"].get("labels") or {}).get(name) == value
 
 
-class Watches:
+class KopfWatches:
     """What kopf does: list, then watch from there, again after a clean end, from the start after 410, and anew after
     a long silence. A list says what is there, never what has gone."""
 
@@ -99,6 +99,10 @@ class Watches:
     ) -> None:
         self._network, self._server, self._handle = network, server, handle
         self.tasks = [asyncio.get_running_loop().create_task(self._follow(*one)) for one in kinds]
+
+    def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
 
     async def _follow(self, kind: Kind, selector: str) -> None:
         api = OperatorApi(self._network, self._server)
@@ -120,7 +124,13 @@ class Watches:
 
         def start() -> None:
             self._server.watch(kind.name, "", version, stream)
-            loop.call_later(WATCH_SECONDS, stream.close)
+            loop.call_later(SERVER_SECONDS, stream.close)
+            loop.call_later(BOOKMARK_SECONDS, bookmark)
+
+        def bookmark() -> None:
+            if not stream.closed:
+                self._server.bookmark(stream)
+                loop.call_later(BOOKMARK_SECONDS, bookmark)
 
         await api._call(start)
         self._network.streams.append((NAME, HOST, stream))
@@ -147,6 +157,8 @@ class Watches:
                 if event["type"] == "ERROR":
                     raise errors.Unavailable(410, "too old resource version")
                 version = int(body["metadata"]["resourceVersion"])
+                if event["type"] == "BOOKMARK":
+                    continue
                 if selected(body, selector):
                     self._handle(kind, event["type"], body)
         finally:

@@ -6,83 +6,97 @@ import asyncio
 from typing import Any
 
 from kvsteward_operator import errors
-from kvsteward_operator.index import Index, Key, policy_of
-from kvsteward_operator.kinds import CHILDREN, POLICY, Kind
+from kvsteward_operator.index import Index, Key
+from kvsteward_operator.kinds import CHILDREN, POLICY
 from kvsteward_operator.objects.naming import SELECTOR
 from kvsteward_operator.reconcile import Reconciler
+from kvsteward_operator.resync import Resync
 from kvsteward_operator.scrape import TIMEOUT, SidecarScraper
-from kvsteward_operator.settings import RESYNC_SECONDS, Settings
+from kvsteward_operator.settings import Settings
 from kvsteward_operator.telemetry import Telemetry
+from kvsteward_operator.watches import Watches
+from kvsteward_operator.workers import HEARTBEAT, WORKERS, work
 from kvsteward_operator.workqueue import WorkQueue
 
 from .api_server import ApiServer
 from .network import Session
-from .operator_api import NAME, OperatorApi, Watches
+from .operator_api import NAME, KopfWatches, OperatorApi
 from .pod import World
 
 OPERATOR_KEY = b"operator key of the simulation"
 SETTINGS = Settings("engine:1", "sidecar:1", OPERATOR_KEY, ("serving",))
 
 
+RESTART_SECONDS = 2.0  # until the kubelet starts a process again that gave up
+
+
 class OperatorProcess:
+    """What `main.operate` wires together, over simulated wires; kopf's watches are simulated too."""
+
     def __init__(self, world: World, server: ApiServer) -> None:
-        self._world = world
+        self._world, self._server = world, server
         loop, chance = world.loop, world.chance
         self.index = Index()
-        self.api = OperatorApi(world.network, server)
         self.queue = WorkQueue(loop.time, chance.random)
-        telemetry = Telemetry(loop.time)
-        self.scraper = SidecarScraper(OPERATOR_KEY, self._uid_of, self.queue.add, telemetry)
+        self.telemetry = Telemetry(loop.time)
+        api = OperatorApi(world.network, server)
+        self.scraper = SidecarScraper(OPERATOR_KEY, self._uid_of, self.queue.add, self.telemetry)
         session: Any = Session(world.network, NAME, timeout=TIMEOUT)
         self.scraper._session = session
         self.reconciler = Reconciler(
-            self.api, self.index, self.scraper, SETTINGS, loop.unix, telemetry, chance.randbytes
+            api, self.index, self.scraper, SETTINGS, loop.unix, self.telemetry, chance.randbytes
         )
-        kinds = ((POLICY, ""), *((kind, SELECTOR) for kind in CHILDREN))
-        self._watches = Watches(world.network, server, kinds, self._handle)
-        self._tasks = [loop.create_task(self._work()), loop.create_task(self._resync())]
+        self.watches = Watches(self.index, self.queue.add, SETTINGS.namespaces)
+        self.resync = Resync(api, self.index, SETTINGS.namespaces, self.queue.add, self._distrust, self.telemetry)
+        self._kopf: KopfWatches | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._start = loop.create_task(self._run())
         world.trace.note(NAME, "started")
 
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.resync.fill()
+                break
+            except errors.ApiError as error:
+                self._world.trace.note(NAME, f"cannot start: {error}")
+                await asyncio.sleep(RESTART_SECONDS)
+        self.queue.add(HEARTBEAT)
+        loop = self._world.loop
+        self._tasks = [
+            loop.create_task(work(self.queue, self.reconciler, self.telemetry), name=f"worker {number}")
+            for number in range(WORKERS)
+        ]
+        self._tasks.append(loop.create_task(self.resync.run(), name="resync"))
+        self._watch()
+
+    def _watch(self) -> None:
+        kinds = ((POLICY, ""), *((kind, SELECTOR) for kind in CHILDREN))
+        self._kopf = KopfWatches(self._world.network, self._server, kinds, self.watches.see)
+
+    def _distrust(self) -> None:
+        """In place of `Watches.restart`, which would restart kopf."""
+        self._world.trace.note(NAME, "starts its watches anew")
+        if self._kopf is not None:
+            self._kopf.stop()
+        self._watch()
+
     def kill(self) -> None:
+        """SIGKILL."""
         self._world.trace.note(NAME, "killed")
-        for task in [*self._watches.tasks, *self._tasks, *self.scraper._tasks.values()]:
+        self._start.cancel()
+        if self._kopf is not None:
+            self._kopf.stop()
+        for task in [*self._tasks, *self.scraper._tasks.values()]:
             task.cancel()
 
     @property
     def failures(self) -> list[BaseException]:
         """Tasks that ended by themselves."""
-        ended = [task for task in [*self._watches.tasks, *self._tasks] if task.done() and not task.cancelled()]
+        tasks = [*self._tasks, *(self._kopf.tasks if self._kopf is not None else ()), *self.scraper._tasks.values()]
+        ended = [task for task in tasks if task.done() and not task.cancelled()]
         return [task.exception() or RuntimeError("ended") for task in ended]
 
     def _uid_of(self, key: Key) -> str:
         policy = self.index.policy(key)
-        return policy["metadata"]["uid"] if policy is not None else ""
-
-    def _handle(self, kind: Kind, type_: str | None, body: dict[str, Any]) -> None:
-        changed = self.index.remove(body) if type_ == "DELETED" else self.index.put(body)
-        if changed and (key := policy_of(body)) is not None:
-            self.queue.add(key)
-
-    async def _work(self) -> None:
-        while True:
-            key = await self.queue.take()
-            try:
-                again = await self.reconciler.turn(key)
-            except errors.ApiError as error:
-                self._world.trace.note(NAME, f"turn failed: {error}")
-                self.queue.done(key, failed=True)
-            else:
-                self.queue.done(key, failed=False, again=again)
-
-    async def _resync(self) -> None:
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            for kind, selector in ((POLICY, ""), *((kind, SELECTOR) for kind in CHILDREN)):
-                before = self.index.versions(kind.name)
-                try:
-                    listed = await self.api.list(kind, None, selector)
-                except errors.ApiError:
-                    continue
-                for body in self.index.compare(kind.name, listed, before):
-                    if (key := policy_of(body)) is not None:
-                        self.queue.add(key)
+        return str(policy["metadata"]["uid"]) if policy is not None else ""

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from aiohttp import web
 from kvsteward_contract import wire
 from kvsteward_contract.directive import Outcome, decode_directive
 from kvsteward_contract.observation import encode_observation
-from kvsteward_contract.policy import Backend, IdentitySource
+from kvsteward_contract.policy import IdentitySource
 from kvsteward_engine.errors import QueueFull
 from kvsteward_engine.main import make_parser
 from kvsteward_engine.sequence import Finish, SamplingParams
-from kvsteward_sidecar import body as bodies
 from kvsteward_sidecar import settings as sidecar_settings
 from kvsteward_sidecar.admin import AdminToken
+from kvsteward_sidecar.body import Body
 from kvsteward_sidecar.control import Control
 from kvsteward_sidecar.engine_link import EngineAddress
 from kvsteward_sidecar.kube import ApiServer
@@ -34,7 +35,7 @@ from kvsteward_sidecar.latch import LatchFile
 from kvsteward_sidecar.policy_source import KubernetesSource
 from kvsteward_sidecar.proxy import Proxy
 from kvsteward_sidecar.receipts import Receipts
-from kvsteward_sidecar.routes import find
+from kvsteward_sidecar.routes import Route
 from kvsteward_sidecar.tenants import TenantFiles
 from kvsteward_sidecar.ticket import Ending, Ticket
 from multidict import CIMultiDict
@@ -48,11 +49,24 @@ from .trace import Trace
 MOUNTS = {"/run/kvsteward": "run", "/etc/kvsteward/secret": "secret"}
 
 
-@dataclass(frozen=True, slots=True)
 class Incoming:
-    """As much of a web request as the decision looks at."""
+    """As much of a web request as the proxy looks at before it decides."""
 
-    headers: CIMultiDict[str]
+    method, raw_path, transport = "POST", "/v1/completions", None
+
+    def __init__(self, asked: Asked, model: str, tokens: list[int]) -> None:
+        self.asked, self.tokens = asked, tokens
+        self.headers = asked.headers
+        self.raw_headers = tuple((name.encode(), value.encode()) for name, value in asked.headers.items())
+        self._body = msgspec.json.encode(asked.body(model))
+        self.content_length = len(self._body)
+        self.content = self
+
+    def is_eof(self) -> bool:
+        return True
+
+    def read_nowait(self) -> bytes:
+        return self._body
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,7 @@ class Sidecar:
             policy=started.policy,
             config_map=started.document,
         )
-        self.proxy = Proxy(self.control, address)
+        self.proxy = SidecarProxy(self.control, address, self.forward)
         self._token = AdminToken(started.admin_token_file)
         self.server = Server(self._handle)
         world.network.servers[(pod.ip, wire.ADMIN_PORT)] = self.server
@@ -136,39 +150,35 @@ class Sidecar:
                 return Reply(404)
         return Reply(200, msgspec.json.encode({"latch": self.control.latch, "epoch": self.control.permission.epoch}))
 
-    async def serve(self, asked: Asked) -> AsyncGenerator[list[int], None]:
-        """One request's way through the sidecar, as `Proxy.handle` goes it: tokens as they come.
+    async def serve(self, asked: Asked, tokens: list[int]) -> None:
+        """One request's way in and out; `tokens` grows as they come. Raises Refused and Broken."""
+        response = await self.proxy.handle(Incoming(asked, self.control.permission.model, tokens))
+        if response.status != 200:
+            raise Refused(response.status)
 
-        Raises Refused for an answer that is no 200, and Broken for one that was cut.
-        """
-        control = self.control
-        if (refusal := control.refusal()) is not None:
-            raise Refused(refusal.status)
-        route = find(Backend.BUILTIN, "POST", "/v1/completions")
-        assert route is not None
-        body = bodies.reduce(msgspec.json.encode(asked.body(control.permission.model)), route)
-        ticket = self.proxy._admit(Incoming(asked.headers), body)  # type: ignore[arg-type]
-        if ticket is None:
-            raise Refused(401)
-        ending, outcome, first, started = Ending.CANCELLED, None, None, self._world.loop.time()
+    async def forward(self, request: Incoming, ticket: Ticket) -> web.Response:
+        """In place of `Proxy._forward`: asks the engine over no sockets; ends the ticket, whatever happens."""
+        loop, network, asked = self._world.loop, self._world.network, request.asked
+        ending, outcome, first, started = Ending.CANCELLED, None, None, loop.time()
         try:
-            await asyncio.sleep(self._world.network.latency(self.pod.name, host_of(self.pod.name)))
+            await asyncio.sleep(network.latency(self.pod.name, host_of(self.pod.name)))
             async with aclosing(self._engine(ticket, asked)) as deltas:
                 async for tokens, finish, told in deltas:
-                    first = first or self._world.loop.time()
+                    first = first or loop.time()
                     outcome = told
+                    request.tokens += tokens
                     if finish is not None:
                         ending = Ending.COMPLETED
-                    yield tokens
+            return web.Response()
         except EngineGone:
             ending = Ending.FAILED
             raise Broken from None
         except QueueFull:
             ending = Ending.REFUSED
-            raise Refused(429) from None
+            return web.Response(status=429)
         finally:
             if self.alive:
-                control.finish(ticket, outcome, first - started if first else None, ending)
+                self.control.finish(ticket, outcome, first - started if first else None, ending)
 
     async def _engine(
         self, ticket: Ticket, asked: Asked
@@ -176,12 +186,26 @@ class Sidecar:
         engine = self.pod.engine
         if engine is None:
             raise EngineGone
-        directive = decode_directive(ticket.directive)
         self.pod.admitted(ticket, asked)
         sampling = SamplingParams(max_tokens=asked.output, ignore_eos=True)
+        directive = decode_directive(ticket.directive)
         async with aclosing(engine.generate(ticket.request, list(asked.prompt), sampling, directive)) as deltas:
             async for delta in deltas:
                 yield delta
+
+
+class SidecarProxy(Proxy):
+    """The real proxy up to the decision; what follows goes to the simulated engine."""
+
+    def __init__(self, control: Control, engine: EngineAddress, forward: Callable[..., Any]) -> None:
+        super().__init__(control, engine)
+        self._forward_to = forward
+
+    async def _forward(
+        self, request: Any, route: Route, body: Body, started: float, ticket: Ticket | None
+    ) -> web.StreamResponse:
+        response: web.StreamResponse = await self._forward_to(request, ticket)
+        return response
 
 
 class Refused(Exception):

@@ -1,0 +1,132 @@
+"""What hypothesis may draw: scenarios out of edits and of everything that can go wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from .scenario import (
+    MEDDLINGS,
+    OPERATOR,
+    REVISIONS,
+    TENANTS,
+    WORKLOADS,
+    Action,
+    CrashOperator,
+    CutApi,
+    CutScrapes,
+    DeletePod,
+    Edit,
+    EndWatches,
+    HoldCold,
+    LoseWatch,
+    Meddle,
+    ReleaseCold,
+    RestartEngine,
+    RestartSidecar,
+    Scenario,
+    SlowApi,
+    Tenants,
+)
+
+_AFTER = st.sampled_from((0.0, 0.02, 0.1, 0.3, 1.0, 3.0, 8.0))
+_SECONDS = st.sampled_from((0.5, 2.0, 6.0, 20.0))
+_POD = st.integers(0, 2)
+_PARTY = st.sampled_from((OPERATOR, 0, 1))
+_STAGE = st.sampled_from(("Cold", "Shadow", "Canary", "Full", "Full"))
+_PERCENT = st.sampled_from((0, 20, 50, 90))
+
+# Paths that may be set to any of these. None takes a field away, so that its default holds.
+_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "rollout.stage": _STAGE,
+    "rollout.killSwitch": st.sampled_from(("Engaged", "Released")),
+    "rollout.canary.percent": _PERCENT,
+    "rollout.canary.workloads": st.sampled_from(([], [WORKLOADS[0]], list(WORKLOADS))),
+    "rollout.protectedPercent": st.sampled_from((0, 10)),
+    "rollout.progress": st.sampled_from(("Running", "Paused")),
+    "rollout.attempt": st.integers(1, 4),
+    "scopes.private.quotaPercent": st.sampled_from((0, 5, 50, 100)),
+    "scopes.private.maxAgeSeconds": st.sampled_from((1, 5, 60)),
+    "scopes.private.maxInFlight": st.sampled_from((0, 1)),
+    "scopes.overrides": st.sampled_from(([], [{"tenant": "acme", "quotaPercent": 1}])),
+    "workloads": st.sampled_from(([], [{"name": WORKLOADS[0]}], [{"name": name} for name in WORKLOADS])),
+    "engine.model.revision": st.sampled_from(REVISIONS),
+    "engine.replicas": st.integers(1, 3),
+    # Refused by the operator: too small, and a label that is the operator's.
+    "cache.capacity": st.sampled_from(("512Ki", "1Mi")),
+    "engine.template.labels": st.sampled_from((None, {"kvsteward.dev/mine": "yes"})),
+}
+_SWITCHES = ("rollout.stage", "rollout.killSwitch", "rollout.canary.percent")
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> Edit:
+    """One edit of one to three fields, most often of those that matter at once."""
+    paths = draw(st.lists(st.sampled_from((*_SWITCHES, *_SWITCHES, *_FIELDS)), min_size=1, max_size=3, unique=True))
+    return Edit(tuple((path, draw(_FIELDS[path])) for path in paths), after=draw(_AFTER))
+
+
+def disturbances() -> st.SearchStrategy[Action]:
+    return st.one_of(
+        st.builds(CrashOperator, _SECONDS, after=_AFTER),
+        st.builds(RestartSidecar, _POD, _SECONDS, after=_AFTER),
+        st.builds(RestartEngine, _POD, _SECONDS, after=_AFTER),
+        st.builds(DeletePod, _POD, after=_AFTER),
+        st.builds(CutApi, _PARTY, _SECONDS, after=_AFTER),
+        st.builds(SlowApi, _PARTY, st.sampled_from((0.2, 1.0, 5.0)), _SECONDS, after=_AFTER),
+        st.builds(LoseWatch, _PARTY, st.sampled_from(("configmaps", "kvcachepolicies", "pods", "")), after=_AFTER),
+        st.builds(EndWatches, st.booleans(), after=_AFTER),
+        st.builds(CutScrapes, _POD, _SECONDS, after=_AFTER),
+        st.builds(Meddle, st.sampled_from(MEDDLINGS), after=_AFTER),
+    )
+
+
+def wishes() -> st.SearchStrategy[Action]:
+    """What people do on purpose."""
+    return st.one_of(
+        edits(),
+        edits(),
+        edits(),
+        st.builds(HoldCold, _POD, after=_AFTER),
+        st.builds(ReleaseCold, _POD, after=_AFTER),
+        st.builds(Tenants, st.sampled_from((TENANTS, TENANTS[1:], ())), after=_AFTER),
+    )
+
+
+def finals() -> st.SearchStrategy[Edit]:
+    """The last edit sets every field that an edit may have set: all paths lead to one of these."""
+    rollouts = st.sampled_from(
+        (("Full", "Released"), ("Full", "Engaged"), ("Canary", "Released"), ("Shadow", "Released"), ("Cold", "Released"))
+    )
+    return st.builds(
+        lambda rollout, revision: Edit((*_rollout(*rollout), *_REST, ("engine.model.revision", revision))),
+        rollouts,
+        st.sampled_from(REVISIONS),
+    )
+
+
+def _rollout(stage: str, switch: str) -> tuple[tuple[str, Any], ...]:
+    return (("rollout.stage", stage), ("rollout.killSwitch", switch))
+
+
+_REST: tuple[tuple[str, Any], ...] = (
+    ("rollout.canary", {"percent": 50}),
+    ("rollout.protectedPercent", 10),
+    ("rollout.progress", "Running"),
+    ("rollout.attempt", 9),  # above every other, so that no latch is left
+    ("scopes.private", {"quotaPercent": 50, "maxAgeSeconds": 60}),
+    ("scopes.overrides", []),
+    ("workloads", [{"name": name} for name in WORKLOADS]),
+    ("engine.replicas", 2),
+    ("cache.capacity", "1Mi"),
+    ("engine.template.labels", None),
+)
+
+
+def scenarios(most: int = 8) -> st.SearchStrategy[Scenario]:
+    """Up to `most` actions."""
+    action = st.one_of(wishes(), disturbances())
+    return st.builds(
+        Scenario, st.integers(0, 2**32 - 1), st.lists(action, min_size=1, max_size=most).map(tuple), finals()
+    )
