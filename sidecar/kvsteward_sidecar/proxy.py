@@ -20,11 +20,12 @@ from kvsteward_contract.wire import DIRECTIVE_HEADER, RECEIPT_HEADER, SESSION_HE
 
 from . import body as bodies
 from .body import Body, BodyError
-from .control import Arrival, Control, Ending, Refusal, Ticket
+from .control import Control
 from .engine_link import EngineAddress
 from .relay import ClientStalled, Relay, Sent
 from .routes import Kind, Route, find
 from .tenants import Credential
+from .ticket import Arrival, Ending, Refusal, Ticket
 from .upstream import EngineBroke, EngineUnavailable, Pool
 
 log = logging.getLogger(__name__)
