@@ -4,6 +4,8 @@
 
 python := .venv/bin/python
 cluster := python3 tests/cluster/cluster
+# torch's threads sleep while they wait; spinning, they slow each other down on a busy machine
+export OMP_WAIT_POLICY := passive
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
