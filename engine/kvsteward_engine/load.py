@@ -35,7 +35,7 @@ class Wanted:
     tokenizer_revision: str
     dtype: str  # Auto, BF16, FP16 or FP32
     device: str  # auto, cpu or cuda
-    threads: int  # 0: torch's choice
+    threads: int
     deterministic: bool
     capacity: int  # bytes for pages
     block_tokens: int

@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--max-tokens", type=_positive, default=None, help="context served (default: the model's)")
     model.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    model.add_argument("--threads", type=_positive, default=None, help="CPU threads (default: torch's choice)")
+    model.add_argument("--threads", type=_positive, default=None, help="CPU threads (default: CPUs it may use)")
     model.add_argument("--deterministic", action="store_true", help="same bits whatever else is in the batch")
     cache = serve.add_argument_group("cache and queue")
     cache.add_argument("--capacity", type=_size, default="2Gi", help="bytes for pages, such as 8Gi (default 2Gi)")

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from kvsteward_engine.auth import read_token
 from kvsteward_engine.checkpoint import describe
+from kvsteward_engine.cpus import usable_cpus, wait_without_spinning
 from kvsteward_engine.errors import EngineFailed, StartError
 from kvsteward_engine.load import Wanted, load, sizes
 from kvsteward_engine.metrics import Metrics
@@ -34,6 +35,7 @@ def serve(asked: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Runs until SIGTERM, SIGINT or a failure; ends the process. `say` is told when the port is open and when the
     engine serves. Raises `StartError`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    wait_without_spinning()
     wanted = wanted_of(asked)
     # What is cheap to find out is found out before the port opens and torch loads.
     sizes(wanted, describe(wanted.model))
@@ -53,7 +55,7 @@ def wanted_of(asked: argparse.Namespace) -> Wanted:
         tokenizer_revision=asked.tokenizer_revision,
         dtype=asked.dtype,
         device=asked.device,
-        threads=asked.threads or 0,
+        threads=asked.threads or usable_cpus(),
         deterministic=asked.deterministic,
         capacity=asked.capacity,
         block_tokens=asked.block_tokens,

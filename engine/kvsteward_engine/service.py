@@ -14,6 +14,7 @@ from aiohttp import web
 from kvsteward_contract.directive import Directive, EnginePolicy, EngineState, Outcome
 
 from kvsteward_engine.engine import Delta
+from kvsteward_engine.errors import QueueFull
 from kvsteward_engine.metrics import Metrics
 from kvsteward_engine.openai import ApiError
 from kvsteward_engine.sequence import SamplingParams
@@ -24,6 +25,7 @@ Result = TypeVar("Result")
 LOADING_RETRY_SECONDS = 2
 DRAINING_RETRY_SECONDS = 5
 TOKENISING_THREADS = 2
+MAX_OFF_LOOP = 64
 # Text up to this long is handled on the event loop: about 0.3 ms, less than two thread switches under load cost.
 INLINE_CHARACTERS = 2_000
 
@@ -95,6 +97,7 @@ class Service:
         self.in_flight = 0  # generations being answered
         self.tokenisations = Tokenisations()
         self._loaded: Loaded | None = None
+        self._off_loop = 0
         # Few threads: long prompts may delay other long ones, never the event loop or all cores.
         self._tokenising = ThreadPoolExecutor(TOKENISING_THREADS, "tokenise")
 
@@ -135,10 +138,17 @@ class Service:
             raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
 
     async def off_loop(self, size: int, work: Callable[[], Result]) -> Result:
-        """`work()`, in a thread if `size` characters of text would hold up the event loop."""
+        """`work()`, in a thread if `size` characters of text would hold up the event loop. Raises `QueueFull` when
+        too many wait for that: their bodies, of megabytes perhaps, would wait in memory."""
         if size <= INLINE_CHARACTERS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
+        if self._off_loop >= MAX_OFF_LOOP:
+            raise QueueFull(f"{self._off_loop} long prompts wait to be tokenised; try again later")
+        self._off_loop += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
+        finally:
+            self._off_loop -= 1
 
     def close(self) -> None:
         """Ends the thread for tokenising; waiting work is dropped."""

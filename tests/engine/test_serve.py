@@ -1,9 +1,10 @@
 """`kvsteward-engine serve` as a process: flags, start, drain, exit codes."""
 
 import asyncio
+import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import aiohttp
 import pytest
 from kvsteward_engine.config import load_config
 from kvsteward_engine.errors import StartError
-from kvsteward_engine.load import sizes
+from kvsteward_engine.load import Wanted, sizes
 from kvsteward_engine.main import main, make_parser
-from kvsteward_engine.serve import wanted_of
+from kvsteward_engine.serve import _serve, wanted_of
+from kvsteward_engine.service import Loaded
+from support.engine_server import TOKENIZER, eventually, serving
 from support.tiny_model import make_tiny_model
 
 SECONDS = 120  # for anything a process does on a busy machine
@@ -176,6 +179,34 @@ async def test_what_is_not_done_in_time_is_cut_and_does_not_look_complete(model:
         code, told = await running.ended()
         assert code == 0
         assert "1 requests were cut" in told
+
+
+async def test_an_engine_that_serves_no_more_ends_the_process_with_code_1(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as served:
+
+        def load(wanted: Wanted, on_failure: Callable[[str], None]) -> Loaded:
+            served.engine._on_failure = on_failure
+            return Loaded(served.engine, TOKENIZER, served.runner.vocab_size, 512)
+
+        monkeypatch.setattr("kvsteward_engine.serve.load", load)
+        asked = make_parser().parse_args(["serve", "--model", str(model), "--port", "0"])
+        said: list[str] = []
+        process = asyncio.ensure_future(_serve(asked, wanted_of(asked), None, said.append))
+        await eventually(lambda: len(said) == 2)
+        url = said[1].removeprefix("ready ")
+        body = {"model": "tiny", "prompt": "x"}
+        async with aiohttp.ClientSession() as session:
+            async with session.post(url + "/v1/completions", json=body) as response:
+                assert response.status == 200
+            served.runner.failure = RuntimeError("a kernel went wrong")
+            with contextlib.suppress(aiohttp.ClientError):  # it may be gone before the third
+                for _ in range(3):
+                    async with session.post(url + "/v1/completions", json=body) as response:
+                        assert response.status in (500, 503)
+            async with asyncio.timeout(SECONDS):
+                assert await process == 1
 
 
 @pytest.mark.slow

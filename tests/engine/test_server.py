@@ -334,6 +334,15 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
         assert (await first)["choices"] and (await second)["choices"]
 
 
+async def test_too_many_long_prompts_at_once_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsteward_engine.service.MAX_OFF_LOOP", 0)
+    async with serving() as served:
+        async with served.post("/tokenize", {"prompt": "x" * 3000}) as response:
+            assert response.status == 429
+        async with served.post("/tokenize", {"prompt": "x" * 300}) as response:
+            assert response.status == 200
+
+
 # ---- other routes
 
 
