@@ -27,7 +27,13 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Keys and values of one token, all layers."""
+        return self.layers * self.layer_bytes_per_token
+
+    @property
+    def layer_bytes_per_token(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class PagePool:
@@ -94,6 +100,8 @@ class Scratch:
 class Attention(Protocol):
     """Writes a step's keys and values to the pool and attends to what each row may see."""
 
+    group_tokens: int  # keys that a group of decodes should gather at most
+
     def begin(self, batch: Batch) -> None:
         """Prepare for a step."""
 
@@ -101,11 +109,17 @@ class Attention(Protocol):
         """q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim) -> (rows, heads * head_dim)."""
 
 
+# Keys and values of a group are gathered and read at once, so on CPU they should stay in a core's own cache between.
+CACHE_BYTES = 1 << 20
+
+
 class BatchedAttention:
     """The fast backend: one attention call for each group of decodes and each prefill chunk."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        on_cpu = pool.keys.device.type == "cpu"
+        self.group_tokens = CACHE_BYTES // pool.layout.layer_bytes_per_token if on_cpu else 1 << 62
         self._scratch = Scratch(pool.layout.dtype, pool.keys.device)
         self._batch: Batch | None = None
         self._masks: dict[int, torch.Tensor] = {}  # first row of a group or chunk -> additive mask

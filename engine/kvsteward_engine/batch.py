@@ -12,7 +12,8 @@ import torch
 
 from kvsteward_engine.sequence import Step, Work
 
-# A group's keys are gathered padded to its longest member, so a member may be at most this much shorter.
+# A group's keys are gathered padded to its longest member, so a member may be at most so much shorter: to less than
+# half, by more than 16 pages.
 GROUP_SHRINK = 2
 GROUP_PAGES = 16
 
@@ -52,8 +53,11 @@ class Batch:
     samples: torch.Tensor  # (sampling works,) int64
 
 
-def plan(step: Step, block_tokens: int, device: torch.device) -> Batch:
-    """Lay out a step. Raises `ValueError` for a work that reaches past its sequence's tokens or pages."""
+def plan(step: Step, block_tokens: int, device: torch.device, group_tokens: int = 1 << 62) -> Batch:
+    """Lay out a step; a group of decodes gathers at most `group_tokens`, or has one member.
+
+    Raises `ValueError` for a work that reaches past its sequence's tokens or pages.
+    """
     for work in step.works:
         _check(work, block_tokens)
     decodes = sorted(
@@ -83,7 +87,7 @@ def plan(step: Step, block_tokens: int, device: torch.device) -> Batch:
         tokens=_ids(tokens, device),
         positions=_ids(positions, device),
         slots=_ids(slots, device),
-        groups=_groups(decodes, block_tokens, device),
+        groups=_groups(decodes, block_tokens, device, group_tokens // block_tokens),
         chunks=tuple(chunks),
         fresh_pages=_ids(fresh, device) if fresh else None,
         samples=_ids([last_row[id(work)] for work in step.works if work.sample], device),
@@ -99,7 +103,7 @@ def _check(work: Work, block_tokens: int) -> None:
         raise ValueError(f"sequence {work.sequence.id} holds {held} pages, too few for position {end - 1}")
 
 
-def _groups(decodes: list[Work], block_tokens: int, device: torch.device) -> tuple[DecodeGroup, ...]:
+def _groups(decodes: list[Work], block_tokens: int, device: torch.device, most_pages: int) -> tuple[DecodeGroup, ...]:
     groups: list[DecodeGroup] = []
     first = 0
     while first < len(decodes):
@@ -108,6 +112,8 @@ def _groups(decodes: list[Work], block_tokens: int, device: torch.device) -> tup
         while last < len(decodes):
             pages = decodes[last].start // block_tokens + 1
             if pages * GROUP_SHRINK < longest and longest - pages > GROUP_PAGES:
+                break
+            if last > first and (last - first + 1) * longest > most_pages:
                 break
             last += 1
         members = decodes[first:last]

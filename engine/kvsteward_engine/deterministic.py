@@ -84,6 +84,7 @@ class TiledAttention:
 
     def __init__(self, pool: PagePool, positions: int) -> None:
         self._pool = pool
+        self.group_tokens = 0  # every sequence is attended to alone anyway
         self._scratch = Scratch(pool.layout.dtype, pool.keys.device)
         self._reach = -(-positions // KEY_TILE) * KEY_TILE
         # A tile at position p reads columns [reach - p, reach - p + keys): zero up to its rows' own positions.

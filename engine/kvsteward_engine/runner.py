@@ -76,6 +76,7 @@ class Runner:
         """Compute a step; float32 logits (works with `sample`, vocab), in their order."""
         with torch.inference_mode():
             try:
-                return forward(self._model, self._attention, plan(step, self.block_tokens, self.device))
+                batch = plan(step, self.block_tokens, self.device, self._attention.group_tokens)
+                return forward(self._model, self._attention, batch)
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(f"the device ran out of memory in a step of {len(step.works)} works") from error

@@ -16,7 +16,7 @@ from kvsteward_engine.weights import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer; q, k, v and gate, up are fused."""
+    """Weights of one layer; q, k and v are fused, gate and up are not, as their activations are instead."""
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -24,7 +24,8 @@ class Layer:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
+    gate: Linear
+    up: Linear
     down: Linear
 
 
@@ -67,9 +68,9 @@ class LlamaModel:
 
     def after(self, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         weights = self._stack[layer]
-        x = weights.output(attended).add_(x)
-        gate, up = weights.gate_up(self._normed(x, weights.mlp_norm)).chunk(2, dim=-1)
-        return weights.down(F.silu(gate).mul_(up)).add_(x)
+        x = weights.output.plus(attended, x)
+        normed = self._normed(x, weights.mlp_norm)
+        return weights.down.plus(weights.up.times(normed, weights.gate.silu(normed)), x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return self._head(self._normed(x, self._norm)).float()
@@ -141,9 +142,8 @@ class _Loader:
             key_norm=self.tensor(attention + "k_norm.weight", (config.head_dim,)) if config.qk_norm else None,
             output=self._fused({attention + "o_proj": hidden}, query, config.output_bias),
             mlp_norm=self.tensor(prefix + "post_attention_layernorm.weight", (hidden,)),
-            gate_up=self._fused(
-                {prefix + "mlp.gate_proj": width, prefix + "mlp.up_proj": width}, hidden, config.mlp_bias
-            ),
+            gate=self._fused({prefix + "mlp.gate_proj": width}, hidden, config.mlp_bias),
+            up=self._fused({prefix + "mlp.up_proj": width}, hidden, config.mlp_bias),
             down=self._fused({prefix + "mlp.down_proj": hidden}, width, config.mlp_bias),
         )
 
