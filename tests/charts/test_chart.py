@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from kvsteward_operator import kinds
+from kvsteward_operator.main import read_peers
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "kvsteward"
@@ -71,6 +72,7 @@ def test_helm_finds_nothing_to_object_to() -> None:
         pytest.param('image.pullPolicy="Sometimes"', "pullPolicy", id="an unknown pull policy"),
         pytest.param('image.engine=""', "engine", id="no engine image"),
         pytest.param('image.operator="a b"', "operator", id="a blank in an image reference"),
+        pytest.param('monitoring.from=[{"pods":{}}]', "from", id="a peer that NetworkPolicy does not know"),
         pytest.param('operatorKey.secret="Not_A_Name"', "secret", id="a name no Secret can have"),
         pytest.param('resources.limit={"memory":"1Gi"}', "limit", id="a misspelt resource field"),
         pytest.param('nodeSelector={"gpu":true}', "nodeSelector", id="a node label that is no string"),
@@ -133,6 +135,14 @@ def test_watching_two_namespaces_binds_the_rules_in_these_alone() -> None:
         "--namespace=serving",
         "--namespace=staging",
     ]
+
+
+def test_monitoring_peers_reach_the_operator_as_the_json_it_reads() -> None:
+    peers = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    documents = render(f"monitoring.from={json.dumps(peers)}")
+    args = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    given = next(arg for arg in args if arg.startswith("--admin-from="))
+    assert list(read_peers(given.removeprefix("--admin-from="))) == peers
 
 
 def test_the_user_roles_aggregate_to_view_edit_and_admin() -> None:
