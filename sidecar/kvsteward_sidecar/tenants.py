@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from kvsteward_contract.identity import length_delimited
 from kvsteward_contract.policy import IdentitySource
 from kvsteward_contract.wire import GATEWAY_SECRET_KEY, GATEWAY_TOKEN_HEADER, TENANT_HEADER
+from multidict import MultiMapping
 
 MIN_KEY = 32  # characters
 MAX_KEY = 256
@@ -30,12 +29,6 @@ _HEADER_TENANT = re.compile(r"[!-+\--~]{1,128}")  # visible ASCII but the comma,
 
 class InvalidTenants(ValueError):
     """The mounted secrets can't be used as they are; the text names the file and what to change in it."""
-
-
-class Headers(Protocol):
-    """What identification needs of a request's headers (case-insensitive, repeated fields kept apart)."""
-
-    def getall(self, key: str, default: tuple[str, ...] = ...) -> list[str] | tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class Tenants:
             index[digest[:8]] = (*index.get(digest[:8], ()), (digest, tenant))
         object.__setattr__(self, "_by_prefix", index)
 
-    def identify(self, headers: Headers) -> Credential:
+    def identify(self, headers: MultiMapping[str]) -> Credential:
         """The sender, from the headers of the source in force; those of the other source are not looked at."""
         if self.source is IdentitySource.API_KEY:
             return self._by_key(headers.getall("Authorization", ()))
@@ -99,14 +92,6 @@ class Tenants:
         if not any(proven):
             return NOBODY
         return Credential(tenants[0]) if _HEADER_TENANT.fullmatch(tenants[0]) else AMBIGUOUS
-
-    @property
-    def credentials(self) -> frozenset[str]:
-        """One opaque string for each key of each tenant, and for each gateway token: what a change may take away."""
-        pairs = [*self.keys.items(), *((token, "") for token in self.gateway)]
-        return frozenset(
-            hashlib.sha256(length_delimited(self.source.value, digest, tenant)).hexdigest() for digest, tenant in pairs
-        )
 
 
 class TenantFiles:

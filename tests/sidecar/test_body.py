@@ -22,7 +22,11 @@ def reduced(data: bytes, target: str = "/v1/chat/completions") -> dict[str, obje
 
 
 def test_allowed_values_pass_unchanged() -> None:
-    sent = {"model": "tiny", "messages": [{"role": "user", "content": 'ein "Gr\u00fc\u00dfe" \U0001f600 \\n'}], "seed": 7}
+    sent = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": 'ein "Gr\u00fc\u00dfe" \U0001f600 \\n'}],
+        "seed": 7,
+    }
     assert reduced(json.dumps(sent).encode()) == sent
     assert reduced(json.dumps(sent, ensure_ascii=False).encode()) == sent
 
@@ -117,7 +121,9 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
         pytest.param("/v1/chat/completions", {"prompt_logprobs": 2}, False, id="chat-prompt-logprobs"),
     ],
 )
-def test_log_probabilities_of_the_prompt_need_a_cold_run(target: str, fields: dict[str, object], supported: bool) -> None:
+def test_log_probabilities_of_the_prompt_need_a_cold_run(
+    target: str, fields: dict[str, object], supported: bool
+) -> None:
     assert reduce(json.dumps(fields).encode(), route(target)).supported is supported
 
 

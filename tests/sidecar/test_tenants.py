@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from kvsteward_contract.policy import IdentitySource
-from kvsteward_sidecar.tenants import AMBIGUOUS, NOBODY, Credential, InvalidTenants, TenantFiles, read_gateway, read_keys
+from kvsteward_sidecar.tenants import (
+    AMBIGUOUS,
+    NOBODY,
+    Credential,
+    InvalidTenants,
+    TenantFiles,
+    read_gateway,
+    read_keys,
+)
 from multidict import CIMultiDict
 
 ACME, GLOBEX, NEW = "a" * 32, "g" * 40, "n" * 64

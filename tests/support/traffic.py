@@ -337,5 +337,3 @@ async def running_sidecar(
             sidecar.close()
             await runner.cleanup()
             proxy.close()
-
-
