@@ -123,7 +123,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelCon
         vocab=_integer(raw, "vocab_size", where),
         max_positions=positions,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_rope(raw, name, positions),
+        rope=_rope(raw, name, positions, where),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=_dtype(raw, where),
         eos_token_ids=_ids(raw.get("eos_token_id")),
@@ -169,24 +169,22 @@ def _refuse_unsupported(raw: Mapping[str, Any], name: str) -> None:
         raise UnsupportedModel("pretraining_tp above 1 is not supported")
 
 
-def _rope(raw: Mapping[str, Any], name: str, positions: int) -> Rope:
+def _rope(raw: Mapping[str, Any], name: str, positions: int, where: str) -> Rope:
     """Both spellings: rope_theta with rope_scaling, and rope_parameters (transformers 5)."""
     settings: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(settings.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = settings.get("rope_type") or settings.get("type") or "default"
     if kind == "default":
         return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, kind, float(settings["factor"]))
-    if kind == "llama3":
-        return Rope(
-            theta,
-            kind,
-            float(settings["factor"]),
-            float(settings["low_freq_factor"]),
-            float(settings["high_freq_factor"]),
-            int(settings.get("original_max_position_embeddings") or positions),
-        )
+    try:
+        if kind == "linear":
+            return Rope(theta, kind, float(settings["factor"]))
+        if kind == "llama3":
+            low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+            context = int(settings.get("original_max_position_embeddings") or positions)
+            return Rope(theta, kind, float(settings["factor"]), low, high, context)
+    except KeyError as missing:
+        raise BadCheckpoint(f"{where}: rope scaling {kind} lacks {missing}") from None
     raise UnsupportedModel(f"{name} with rope scaling {kind} is not supported; default, linear and llama3 are")
 
 

@@ -1,0 +1,214 @@
+"""GGUF files: tensors under their Hugging Face names and in its row order, the tokenizer, and broken files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from kvsteward_engine.checkpoint import describe, find_gguf
+from kvsteward_engine.errors import BadCheckpoint, UnsupportedModel
+from kvsteward_engine.gguf import GgufCheckpoint
+from kvsteward_engine.gguf_tokenizer import tokenizer_config, tokenizer_json
+from kvsteward_engine.runner import Runner
+from support.oracle import SIZES, Oracle, random_tokens, sequence, step
+
+TOKENS = ["<|end|>", "<|start|>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "he", "Ġhe"]
+
+
+def llama_cpp_permute(weights: np.ndarray, heads: int) -> np.ndarray:
+    """As llama.cpp's converter writes it, for Llama's query and key rows."""
+    rows = weights.shape[0]
+    return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+
+
+def write_gguf(
+    path: Path, oracle: Oracle, kind: str, quantise: gguf.GGMLQuantizationType | None = None, **fields: Any
+) -> Path:
+    """Write the oracle's weights the way llama.cpp's converter does; `fields` override or (None) drop metadata."""
+    config = oracle.model.config
+    writer = gguf.GGUFWriter(path, kind)
+    numbers = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        **fields,
+    }
+    for key, value in numbers.items():
+        if value is not None:
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(f"{kind}.{key}", value)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 3] + [1] * (len(TOKENS) - 2))
+    writer.add_token_merges(["h e", "Ġ he"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template("{{ messages }}")
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), config.num_hidden_layers)
+    for name, tensor in oracle.model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = llama_cpp_permute(values, heads).copy()
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if quantise is not None and values.ndim == 2:
+            writer.add_tensor(stored, gguf.quantize(values, quantise), raw_dtype=quantise)
+        else:
+            writer.add_tensor(stored, values)
+    if config.rope_parameters["rope_type"] == "llama3":
+        plain = 1.0 / config.rope_parameters["rope_theta"] ** (np.arange(0, 16, 2) / 16)
+        scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+        writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        ("llama-gqa", "llama"),
+        ("llama-mha-tied", "llama"),
+        ("llama-wide-heads", "llama"),
+        ("llama3-rope", "llama"),
+        ("qwen2-gqa", "qwen2"),
+        ("qwen3-gqa", "qwen3"),
+    ],
+)
+def test_a_gguf_file_gives_the_logits_of_the_checkpoint_it_was_made_from(
+    tmp_path: Path, variant: str, kind: str
+) -> None:
+    oracle = Oracle(tmp_path / "oracle", variant)
+    file = write_gguf(tmp_path / "model.gguf", oracle, kind)
+    tokens = random_tokens(40, seed=1)
+    runner = Runner(file, "FP32", pages=8, device="cpu", threads=1)
+    logits = runner.logits(step((sequence(tokens, range(3)), 0, 40)))[0]
+    assert float((logits - oracle.logits(tokens)[-1]).abs().max()) <= 1e-4
+
+
+def test_biases_of_query_and_key_are_put_back_in_order_too(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path / "oracle", "llama-biases")
+    opened = GgufCheckpoint(write_gguf(tmp_path / "model.gguf", oracle, "llama"))
+    for name, tensor in oracle.model.state_dict().items():
+        assert torch.equal(opened.read(name), tensor), name
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0", "F16", "BF16"])
+def test_quantised_tensors_are_dequantised_as_the_format_says(tmp_path: Path, kind: str) -> None:
+    oracle = Oracle(tmp_path / "oracle", "llama-gqa")
+    number = gguf.GGMLQuantizationType[kind]
+    opened = GgufCheckpoint(write_gguf(tmp_path / "model.gguf", oracle, "llama", quantise=number))
+    stored = oracle.model.state_dict()["model.layers.0.mlp.down_proj.weight"].numpy()
+    read = opened.read("model.layers.0.mlp.down_proj.weight")
+    assert read.dtype == torch.float32
+    assert np.array_equal(read.numpy(), gguf.dequantize(gguf.quantize(stored, number), number))
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama")
+    assert find_gguf(tmp_path) == file == find_gguf(file)
+    assert describe(tmp_path).layers == SIZES["num_hidden_layers"]
+    (tmp_path / "second.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(BadCheckpoint, match="2 GGUF files"):
+        find_gguf(tmp_path)
+
+
+def test_a_folder_with_a_config_is_read_as_such_though_a_gguf_file_lies_in_it(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path, "llama-mqa")
+    write_gguf(tmp_path / "model.gguf", oracle, "llama")
+    assert find_gguf(tmp_path) is None
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+    file = write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama")
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(BadCheckpoint, match=r"model\.gguf is truncated"):
+        GgufCheckpoint(file)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path / "oracle", "llama-gqa")
+    file = write_gguf(tmp_path / "model.gguf", oracle, "llama", block_count=4)
+    with pytest.raises(BadCheckpoint, match=r"no tensor for model\.layers\.3\."):
+        Runner(file, "FP32", pages=8, device="cpu", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        pytest.param({"attention.sliding_window": 32}, UnsupportedModel, "sliding window", id="window"),
+        pytest.param({"rope.scaling.type": "yarn"}, UnsupportedModel, "yarn", id="yarn"),
+        pytest.param({"feed_forward_length": None}, BadCheckpoint, "feed_forward_length", id="missing size"),
+    ],
+)
+def test_metadata_that_cannot_be_run_is_refused(
+    tmp_path: Path, fields: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama", **fields)
+    with pytest.raises(error, match=words):
+        describe(file)
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt2")
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="architecture gpt2"):
+        describe(tmp_path / "model.gguf")
+
+
+def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(BadCheckpoint, match=r"doesn't end in \.gguf"):
+        describe(tmp_path / "notes.txt")
+    with pytest.raises(BadCheckpoint, match="doesn't exist"):
+        describe(tmp_path / "absent")
+    with pytest.raises(BadCheckpoint, match=r"config\.json is missing"):
+        describe(tmp_path)
+
+
+def test_the_tokenizer_is_built_from_the_file(tmp_path: Path) -> None:
+    import json
+
+    file = GgufCheckpoint(write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama"))
+    built = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(file)))
+    ids = built.encode("<|start|>he he 12").ids
+    assert ids == [1, TOKENS.index("he"), TOKENS.index("Ġhe"), *(TOKENS.index(each) for each in "Ġ12")]
+    assert built.decode(ids, skip_special_tokens=False) == "<|start|>he he 12"
+    config = tokenizer_config(file)
+    assert (config["bos_token"], config["eos_token"], config["chat_template"]) == (
+        "<|start|>",
+        "<|end|>",
+        "{{ messages }}",
+    )
+
+
+def test_a_tokenizer_cut_in_an_unknown_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tokenizer_pre", lambda self, pre: self.add_string("tokenizer.ggml.pre", "tekken")
+    )
+    file = GgufCheckpoint(write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama"))
+    with pytest.raises(UnsupportedModel, match="kind tekken"):
+        tokenizer_json(file)
