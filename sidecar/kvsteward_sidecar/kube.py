@@ -126,7 +126,8 @@ async def follow(
 
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row: doubling, with jitter so that pods don't come back in step."""
-    return random.uniform(0.5, 1.0) * min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures, 16))
+    longest = min(LAST_BACKOFF, FIRST_BACKOFF * float(2 ** min(failures, 16)))
+    return random.uniform(0.5, 1.0) * longest
 
 
 async def _list(session: aiohttp.ClientSession, server: ApiServer, collection: str, name: str) -> tuple[str, Change]:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from kvsteward_contract.directive import Outcome
+from kvsteward_contract.directive import Mode, Outcome
 from kvsteward_contract.metrics import band
 
 from .ticket import Ending, Ticket
@@ -60,6 +60,9 @@ class Receipt(msgspec.Struct, frozen=True, rename="camel"):
     scope_violation: bool = False
 
 
+_UNTOLD = Outcome(request="", mode=Mode.COLD, epoch=0)
+
+
 def receipt_of(ticket: Ticket, outcome: Outcome | None, ttft: float | None, ending: Ending) -> Receipt:
     """The receipt of a request; without an outcome all that the engine alone knows is missing from it."""
     arrival = ticket.arrival
@@ -68,42 +71,38 @@ def receipt_of(ticket: Ticket, outcome: Outcome | None, ttft: float | None, endi
         cohort = "Protected"
     else:
         cohort = "Canary" if permission.in_cohort(arrival.bucket, arrival.workload) else "Rest"
-    known = {
-        "id": ticket.request,
-        "time": ticket.time,
-        "policy_version": permission.version,
-        "generation": permission.generation,
-        "stage": permission.stage.value,
-        "cohort": cohort,
-        "decision": ticket.decision.reason.value,
-        "mode": outcome.mode.value if outcome else "",
-        "ending": ending.value,
-        "scope_kind": arrival.scope_kind,
-        "tenant": arrival.grant.digest if arrival.grant else "",
-        "workload": arrival.workload,
-        "backend": BACKEND,
-        "time_to_first_token_seconds": ttft,
-    }
-    if outcome is None:
-        return Receipt(**known)
+    told = outcome if outcome is not None else _UNTOLD
     return Receipt(
-        **known,
-        band=band(outcome.prompt_tokens),
-        prompt_tokens=outcome.prompt_tokens,
-        eligible_tokens=outcome.eligible_tokens,
-        resident_tokens=outcome.resident_tokens,
-        reused_tokens=outcome.reused_tokens,
-        saved_tokens=outcome.reused_tokens,
-        misses=outcome.misses,
-        output_tokens=outcome.output_tokens,
-        tokenize_seconds=outcome.tokenize_seconds,
-        queue_seconds=outcome.queue_seconds,
-        prefill_seconds=outcome.prefill_seconds,
-        decode_seconds=outcome.decode_seconds,
-        peak_pages=outcome.peak_pages,
-        output_digest=outcome.output_digest,
-        finish=outcome.finish,
-        scope_violation=outcome.scope_violation,
+        id=ticket.request,
+        time=ticket.time,
+        policy_version=permission.version,
+        generation=permission.generation,
+        stage=permission.stage.value,
+        cohort=cohort,
+        decision=ticket.decision.reason.value,
+        mode=outcome.mode.value if outcome is not None else "",
+        ending=ending.value,
+        scope_kind=arrival.scope_kind,
+        tenant=arrival.grant.digest if arrival.grant else "",
+        workload=arrival.workload,
+        backend=BACKEND,
+        band=band(outcome.prompt_tokens) if outcome is not None else "",
+        prompt_tokens=told.prompt_tokens,
+        eligible_tokens=told.eligible_tokens,
+        resident_tokens=told.resident_tokens,
+        reused_tokens=told.reused_tokens,
+        saved_tokens=told.reused_tokens,
+        misses=told.misses,
+        output_tokens=told.output_tokens,
+        tokenize_seconds=told.tokenize_seconds,
+        queue_seconds=told.queue_seconds,
+        prefill_seconds=told.prefill_seconds,
+        decode_seconds=told.decode_seconds,
+        time_to_first_token_seconds=ttft,
+        peak_pages=told.peak_pages,
+        output_digest=told.output_digest,
+        finish=told.finish,
+        scope_violation=told.scope_violation,
     )
 
 
@@ -136,7 +135,7 @@ class Receipts:
 
     def newest(self, limit: int) -> list[Receipt]:
         """Newest first."""
-        found = []
+        found: list[Receipt] = []
         for receipt in reversed(self._ring):
             if len(found) == limit:
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,23 +125,23 @@ class Telemetry:
 
     def families(self, now: Now) -> Iterator[Metric]:
         """Every metric of the contract's table, in the state of this moment."""
-        yield _counter("kvsteward_requests", self.requests)
+        yield _counter("kvsteward_requests", self.requests.items())
         names = ("prompt", "eligible", "resident", "reused")
         for column, name in enumerate(names):
-            yield _counter(f"kvsteward_{name}_tokens", {key: row[column] for key, row in self.tokens.items()})
-        yield _counter("kvsteward_misses", {(reason,): count for reason, count in self.misses.items()})
-        yield _histogram("kvsteward_time_to_first_token_seconds", self._first_token)
+            yield _counter(f"kvsteward_{name}_tokens", [(labels, row[column]) for labels, row in self.tokens.items()])
+        yield _counter("kvsteward_misses", _alone(self.misses))
+        yield _histogram("kvsteward_time_to_first_token_seconds", self._first_token.items())
         for name, buckets in self._phases.items():
-            yield _histogram(name, {(): buckets})
-        yield _gauge("kvsteward_resident_pages", now.resident_pages)
-        yield _counter("kvsteward_evictions", {(reason,): count for reason, count in self.evictions().items()})
-        yield _counter("kvsteward_eviction_regret_tokens", {(): self._engine.totals.get("regretTokens", 0)})
-        yield _counter("kvsteward_oom_recoveries", {(): self._engine.totals.get("oomRecoveries", 0)})
-        yield _counter("kvsteward_scope_violations", {(): self.scope_violations})
-        yield _counter("kvsteward_dropped_fields", {(field,): count for field, count in self.dropped.items()})
-        yield _gauge("kvsteward_policy_age_seconds", {(): now.policy_age_seconds})
-        yield _gauge("kvsteward_policy_info", {(now.policy_version, now.stage): 1})
-        yield _gauge("kvsteward_in_flight", {(): now.in_flight})
+            yield _histogram(name, [((), buckets)])
+        yield _gauge("kvsteward_resident_pages", now.resident_pages.items())
+        yield _counter("kvsteward_evictions", _alone(self.evictions()))
+        yield _counter("kvsteward_eviction_regret_tokens", [((), self._engine.totals.get("regretTokens", 0))])
+        yield _counter("kvsteward_oom_recoveries", [((), self._engine.totals.get("oomRecoveries", 0))])
+        yield _counter("kvsteward_scope_violations", [((), self.scope_violations)])
+        yield _counter("kvsteward_dropped_fields", _alone(self.dropped))
+        yield _gauge("kvsteward_policy_age_seconds", [((), now.policy_age_seconds)])
+        yield _gauge("kvsteward_policy_info", [((now.policy_version, now.stage), 1)])
+        yield _gauge("kvsteward_in_flight", [((), now.in_flight)])
 
 
 class Accumulated:
@@ -179,22 +179,27 @@ class Exposition(Collector):
         return generate_latest(self.registry)
 
 
-def _counter(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+def _alone(values: Mapping[str, int]) -> list[tuple[tuple[str], int]]:
+    """Values under a single label."""
+    return [((label,), value) for label, value in values.items()]
+
+
+def _counter(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
     family = CounterMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
-    for labels, value in values.items():
+    for labels, value in values:
         family.add_metric(labels, value)
     return family
 
 
-def _gauge(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+def _gauge(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
     family = GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
-    for labels, value in values.items():
+    for labels, value in values:
         family.add_metric(labels, value)
     return family
 
 
-def _histogram(name: str, values: Mapping[tuple[str, ...], Buckets]) -> Metric:
+def _histogram(name: str, values: Iterable[tuple[tuple[str, ...], Buckets]]) -> Metric:
     family = HistogramMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
-    for labels, buckets in values.items():
+    for labels, buckets in values:
         family.add_metric(labels, buckets.cumulative(), buckets.total)
     return family
