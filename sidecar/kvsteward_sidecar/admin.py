@@ -16,6 +16,7 @@ from aiohttp import web
 from kvsteward_contract.observation import encode_observation
 
 from .control import Control
+from .engine_link import GONE, SLOW
 
 CURE = (
     "the bearer token is not this policy's: the operator (or `kvsteward admin-token`) makes it from its key and the "
@@ -116,7 +117,7 @@ def admin_app(control: Control, token: AdminToken, serving: Callable[[], bool]) 
     async def ledger(request: web.Request) -> web.Response:
         query = {name: request.query[name] for name in ("limit", "cursor") if name in request.query}
         status, body = await control.link.ledger(query)
-        if not status:
+        if status in (GONE, SLOW):
             return _json({"error": "the engine does not answer"}, 503)
         return web.Response(body=body, status=status, content_type="application/json")
 

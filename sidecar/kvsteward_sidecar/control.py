@@ -240,8 +240,6 @@ class Control:
             found.append(f"IdentityUnavailable: {self._tenant_files.problem}")
         if self._latch_problem:
             found.append(self._latch_problem)
-        if not self.link.ready:
-            found.append("EngineNotReady: the engine does not answer, or is loading its model")
         if self.receipts.unwritten_dropped:
             found.append(f"ReceiptsDropped: {self.receipts.unwritten_dropped} receipts could not be written to stdout")
         return tuple(found)

@@ -21,10 +21,12 @@ from kvsteward_contract.directive import EnginePolicy, EngineState, Outcome, dec
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-POLL_TIMEOUT = 5.0  # an engine that is busy for longer counts as one that doesn't answer
+POLL_TIMEOUT = 5.0
+BUSY_SECONDS = 20.0  # an engine that is slow for this long still counts as ready: it may be starved of CPU
 PUSH_TIMEOUT = 30.0  # the engine confirms between two steps; a step can be a long prefill on a CPU
 RETRY_SECONDS = 0.2
 LIVE_TOLERANCE = 60.0
+GONE, SLOW = 0, -1  # in place of a status
 OUTCOME_SECONDS = 10.0  # how long a cancelled request's outcome is asked for
 
 _state = msgspec.json.Decoder(EngineState)
@@ -125,7 +127,7 @@ class EngineLink:
             wait = min(1.0, wait * 2)
 
     async def ledger(self, query: dict[str, str]) -> tuple[int, bytes]:
-        """Status and body of the engine's ledger; status 0 when it doesn't answer."""
+        """Status and body of the engine's ledger; status GONE or SLOW when it doesn't answer."""
         return await self._get(wire.ENGINE_LEDGER_ROUTE, query)
 
     async def refresh_stats(self) -> None:
@@ -144,6 +146,8 @@ class EngineLink:
 
     async def _poll(self) -> None:
         status, body = await self._get(wire.ENGINE_POLICY_ROUTE, timeout=POLL_TIMEOUT)
+        if status == SLOW and self.clock() - self._answered_at < BUSY_SECONDS:
+            return
         state = self._decode(body) if status == 200 else None
         if state is None and self.ready:
             log.warning("the engine stopped answering: requests get 503 until it is back")
@@ -214,7 +218,7 @@ class EngineLink:
             return None
 
     async def _get(self, path: str, query: dict[str, str] | None = None, timeout: float = 10.0) -> tuple[int, bytes]:
-        """Status and body, (0, b"") when the engine doesn't answer."""
+        """Status and body; status GONE when nobody is there, SLOW when nobody answered in time."""
         try:
             async with self.session.get(
                 self.address.url + path,
@@ -223,7 +227,9 @@ class EngineLink:
                 timeout=aiohttp.ClientTimeout(total=timeout),
             ) as answer:
                 body = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return 0, b""
+        except TimeoutError:
+            return SLOW, b""
+        except (aiohttp.ClientError, OSError):
+            return GONE, b""
         self._answered_at = self.clock()
         return answer.status, body

@@ -145,6 +145,22 @@ async def test_only_silence_longer_than_the_tolerance_makes_an_engine_dead(engin
         assert not made.link.live
 
 
+async def test_an_engine_that_is_slow_stays_ready_for_a_while_and_not_for_ever(
+    engine: PolicyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "POLL_TIMEOUT", 0.05)
+    async with linked(engine) as made:
+        await until(lambda: made.link.ready)
+        engine.stuck = True
+        made.now += engine_link.BUSY_SECONDS - 1
+        await asyncio.sleep(0.3)
+        assert made.link.ready
+        made.now += 2
+        await until(lambda: not made.link.ready)
+        engine.stuck = False
+        await until(lambda: made.link.ready)
+
+
 async def test_an_engine_that_answers_that_it_is_loading_is_alive(engine: PolicyEngine) -> None:
     engine.loading = True
     async with linked(engine) as made:

@@ -72,6 +72,7 @@ class PolicyEngine:
         self.pushes: list[EnginePolicy] = []
         self.outcomes: dict[str, Outcome | None] = {}  # None: still runs
         self.loading = False
+        self.stuck = False  # takes requests and never answers
         self.confirm_after: asyncio.Event | None = None  # a push is confirmed only once this is set
         self.stats: dict[str, Any] = {"residentPages": {"Private": 3}, "evictions": {"Capacity": 2}, "oomRecoveries": 1}
         self.url = ""
@@ -113,6 +114,8 @@ class PolicyEngine:
         return web.Response(body=encode(message), status=status, content_type="application/json")
 
     async def _get(self, request: web.Request) -> web.Response:
+        while self.stuck:
+            await asyncio.sleep(0.01)
         return self._refused(request) or self._json(self.state())
 
     async def _post(self, request: web.Request) -> web.Response:
