@@ -72,10 +72,15 @@ def sizes(wanted: Wanted, config: ModelConfig) -> Sizes:
     return Sizes(dtype, per_token, pages, wanted.max_tokens or min(config.max_positions, tokens))
 
 
-def build_of(deterministic: bool, device: str) -> str:
+def build_of(torch_version: str, device: str, deterministic: bool) -> str:
     """What computes: part of every page's identity, since other versions may round differently."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("kvsteward", "torch")]
-    return ", ".join([*versions, device, platform.machine(), *(["deterministic"] if deterministic else [])])
+    parts = [
+        f"kvsteward {importlib.metadata.version('kvsteward')}",
+        f"torch {torch_version}",
+        device,
+        platform.machine(),
+    ]
+    return ", ".join([*parts, "deterministic"] if deterministic else parts)
 
 
 def load(wanted: Wanted, on_failure: Callable[[str], None]) -> Loaded:
@@ -87,7 +92,9 @@ def load(wanted: Wanted, on_failure: Callable[[str], None]) -> Loaded:
     tokenizer = Tokenizer.load(wanted.model)
     size = sizes(wanted, describe(wanted.model))
 
-    from kvsteward_engine.runner import Runner  # torch takes seconds to import
+    import torch  # takes seconds
+
+    from kvsteward_engine.runner import Runner
 
     runner = Runner(
         wanted.model,
@@ -98,7 +105,7 @@ def load(wanted: Wanted, on_failure: Callable[[str], None]) -> Loaded:
         device=wanted.device,
         threads=wanted.threads,
     )
-    build = build_of(wanted.deterministic, runner.device.type)
+    build = build_of(str(torch.__version__), runner.device.type, wanted.deterministic)
     layout = f"{size.dtype} {wanted.block_tokens} {build}"
     settings = EngineSettings(
         pages=size.pages,
