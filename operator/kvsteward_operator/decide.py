@@ -28,6 +28,7 @@ from .status import status_of
 from .world import Pod, World
 
 NAME_CONFLICT = "NameConflict"
+CONFLICT_SECONDS = 10.0  # how often to look whether a name is free by now: nothing watches what isn't ours
 CLEANUP_SECONDS = 1.0  # how often to look whether an earlier policy's objects have gone
 
 
@@ -79,13 +80,12 @@ def plan(world: World, now: float) -> Plan:
     against = (*foreign, *world.objections)
     acceptance = accept(world.policy, revisions, world.settings, against)
     if acceptance.spec is None or acceptance.data is None:
-        return Plan(status=_changed(world, Situation(acceptance.refusal, None), now))
+        status = _changed(world, Situation(acceptance.refusal, None), now)
+        return Plan(status=status, again=CONFLICT_SECONDS if _conflicting(against) else None)
     running = _running(world, acceptance.spec, acceptance.data, revisions)
     status = _changed(world, Situation(acceptance.refusal, running), now)
-    if any(
-        one.reason == NAME_CONFLICT for one in against
-    ):  # nothing can be put in place before these are gone; what runs goes on
-        return Plan(status=status, scrape=_scrape(running))
+    if _conflicting(against):  # nothing is put in place before these have gone; what runs goes on
+        return Plan(status=status, scrape=_scrape(running), again=CONFLICT_SECONDS)
     return Plan(
         applies=_applies(world, desired(world, acceptance.data, acceptance, running)),
         deletes=_superfluous(world, running, revisions),
@@ -107,6 +107,10 @@ def _others(world: World) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
         else:
             foreign.append(name_conflict(body["kind"], body["metadata"]["name"]))
     return tuple(leftovers), tuple(foreign)
+
+
+def _conflicting(against: Iterable[Refusal]) -> bool:
+    return any(one.reason == NAME_CONFLICT for one in against)
 
 
 def name_conflict(kind: str, name: str) -> Refusal:

@@ -55,6 +55,18 @@ def holds(desired: Any, live: Any, *, quantity: bool = False) -> bool:
     return bool(desired == live)
 
 
+def spoilt_lists(desired: Any, live: Any, path: str = "") -> dict[str, Any]:
+    """The wanted lists that `live` has otherwise, by JSON pointer. Items that others put beside ours can make ours
+    invalid (two ports of one name), and server-side apply never takes them away."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        found: dict[str, Any] = {}
+        for name, value in desired.items():
+            if name in live:
+                found |= spoilt_lists(value, live[name], f"{path}/{name.replace('~', '~0').replace('/', '~1')}")
+        return found
+    return {path: desired} if isinstance(desired, list) and not holds(desired, live) else {}
+
+
 def _amount(value: Any) -> Decimal | None:
     text = str(value)
     digits = text.rstrip("numkMGTPEi")

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from .scrape import SidecarScraper
 from .served_schema import UnknownSchema, check_schema
 from .settings import Settings
 from .telemetry import Telemetry
-from .watches import Watches
+from .watches import Watches, WatchesEnded
 from .workers import HEARTBEAT, WORKERS, work
 from .workqueue import WorkQueue
 
@@ -51,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it isn't the one to handle signals
     try:
         asyncio.run(arguments.run(arguments))
-    except (BadStart, NoLogin, UnknownSchema, errors.ApiError) as error:
+    except (BadStart, NoLogin, UnknownSchema, WatchesEnded, errors.ApiError) as error:
         sys.exit(f"kvsteward-operator: {error}")
 
 
@@ -90,12 +92,15 @@ async def _run(arguments: argparse.Namespace) -> None:
         namespaces=tuple(arguments.namespace),
         admin_peers=(*own_peer(SERVICE_ACCOUNT), *read_peers(arguments.admin_from)),
     )
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with KubernetesApi(find_login()) as api:
-        await operate(api, settings, Ports(arguments.liveness_port, arguments.metrics_port))
+        await operate(api, settings, Ports(arguments.liveness_port, arguments.metrics_port), stop)
 
 
-async def operate(api: Api, settings: Settings, ports: Ports) -> None:
-    """The whole operator, until it is told to end. Raises UnknownSchema, ApiError, and what kopf can't go on from."""
+async def operate(api: Api, settings: Settings, ports: Ports, stop: asyncio.Event) -> None:
+    """The whole operator, until `stop` is set. Raises UnknownSchema, ApiError, and what kopf can't go on from."""
     await check_schema(api)
     telemetry, index, queue = Telemetry(time.monotonic), Index(), WorkQueue(time.monotonic)
 
@@ -104,24 +109,28 @@ async def operate(api: Api, settings: Settings, ports: Ports) -> None:
         return str(policy["metadata"]["uid"]) if policy is not None else ""
 
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(serving(liveness(telemetry), None, ports.liveness))
-        await stack.enter_async_context(serving(metrics(telemetry), None, ports.metrics))
+        live = await stack.enter_async_context(serving(liveness(telemetry), None, ports.liveness))
+        measured = await stack.enter_async_context(serving(metrics(telemetry), None, ports.metrics))
         scraper = await stack.enter_async_context(SidecarScraper(settings.operator_key, uid_of, queue.add, telemetry))
         reconciler = Reconciler(api, index, scraper, settings, time.time, telemetry)
         watches = Watches(index, queue.add, settings.namespaces)
         resync = Resync(api, index, settings.namespaces, queue.add, watches.restart, telemetry)
         await resync.fill()
         queue.add(HEARTBEAT)
-        tasks = [asyncio.create_task(work(queue, reconciler, telemetry), name=f"worker {n}") for n in range(WORKERS)]
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(work(queue, reconciler, telemetry), name=f"worker {n}") for n in range(WORKERS)
+        ]
         tasks += [
             asyncio.create_task(resync.run(), name="resync"),
             asyncio.create_task(watches.run(), name="watches"),
         ]
-        log.info("watching %s", ", ".join(settings.namespaces) or "all namespaces")
+        scope = ", ".join(settings.namespaces) or "all namespaces"
+        log.info("watching %s; liveness on port %d, metrics on port %d", scope, live, measured)
         try:
-            # The watches end when the process is told to; any other task that ends has failed.
+            told = asyncio.create_task(stop.wait(), name="told to stop")
+            tasks.append(told)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in done - {told}:  # none of them ends but by a failure
                 task.result()
         finally:
             for task in tasks:

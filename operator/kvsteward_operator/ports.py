@@ -39,6 +39,7 @@ async def serving(app: web.Application, host: str | None, port: int) -> AsyncIte
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
-        yield int(runner.addresses[0][1])
+        # With 0 each family has a port of its own; IPv4 addresses are the shorter ones.
+        yield int(min(runner.addresses, key=len)[1])
     finally:
         await runner.cleanup()

@@ -14,6 +14,7 @@ from kvsteward_contract.status import Evidence, PolicyStatus
 from . import errors
 from .api import Api
 from .decide import Apply, Plan, Scrape, name_conflict, plan
+from .drift import spoilt_lists
 from .events import event, tellings
 from .evidence import measured
 from .generations import State
@@ -212,6 +213,11 @@ class Reconciler:
             stored = await self._api.apply(kind_of(body), body, force=apply.live is not None)
         except errors.NotFound as error:
             raise errors.Conflict(409, str(error)) from None
+        except errors.Refused:
+            if apply.live is None or not (lists := spoilt_lists(apply.body, apply.live)):
+                raise
+            self._index.put(await self._api.replace(apply.live, lists))
+            stored = await self._api.apply(kind_of(body), body, force=True)
         self._telemetry.applied(apply.place.kind)
         self._index.put(stored)
         memory.settled[apply.place] = (stored["metadata"]["resourceVersion"], apply.digest)

@@ -6,6 +6,7 @@ handlers, timers, daemons) would put finalizers or annotations on objects.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,48 +24,60 @@ SERVER_SECONDS = 240  # the API server ends a watch by then, kopf starts the nex
 INACTIVITY_SECONDS = 70.0  # bookmarks come each minute: silence for longer is a dead connection
 
 
+class WatchesEnded(Exception):
+    """Nothing is watched any more: end the process, so that another one starts."""
+
+
 class Watches:
-    """`enqueue(key)` is called whenever something of a policy has changed."""
+    """`enqueue(key)` is called whenever something of a policy has changed, in the loop that `run` runs in.
+
+    kopf has a thread and a loop of its own: when it stops, it cancels every task of its loop that is younger than
+    itself, ours among them.
+    """
 
     def __init__(self, index: Index, enqueue: Callable[[Key], None], namespaces: tuple[str, ...]) -> None:
         self._index, self._enqueue, self._namespaces = index, enqueue, namespaces
-        self._stop = asyncio.Event()
-        self._again = False
+        self._stop = threading.Event()
 
     def restart(self) -> None:
         """Drops every watch and starts anew, with fresh lists."""
-        self._again = True
         self._stop.set()
 
     async def run(self) -> None:
-        """Until the process is told to end (SIGTERM, SIGINT). Raises what kopf can't go on from."""
-        while True:
-            self._stop, self._again = asyncio.Event(), False
-            await kopf.operator(
-                registry=self._registry(),
-                settings=settings(),
-                standalone=True,
-                clusterwide=not self._namespaces,
-                namespaces=self._namespaces,
-                stop_flag=self._stop,
-            )
-            if not self._again:
-                return
-            log.warning("the watches are started anew")
+        """Until cancelled. Raises what kopf can't go on from, and WatchesEnded when it gives up without a word."""
+        try:
+            while True:
+                self._stop.clear()
+                await asyncio.to_thread(asyncio.run, self._kopf(asyncio.get_running_loop()))
+                if not self._stop.is_set():
+                    raise WatchesEnded("the watches have ended by themselves")
+                log.warning("the watches are started anew")
+        finally:
+            self._stop.set()
 
-    def _registry(self) -> kopf.OperatorRegistry:
+    async def _kopf(self, loop: asyncio.AbstractEventLoop) -> None:
+        await kopf.operator(
+            registry=self._registry(loop),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=self._stop,
+        )
+
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login)
         for kind in (POLICY, *CHILDREN):
             group, _, version = kind.api_version.rpartition("/")
-            kopf.on.event(group, version, kind.plural, registry=registry, id=kind.plural)(self._handler(kind))
+            kopf.on.event(group, version, kind.plural, registry=registry, id=kind.plural)(self._handler(kind, loop))
         return registry
 
-    def _handler(self, kind: Kind) -> Callable[..., None]:
+    def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
         async def seen(event: Any, **_: Any) -> None:
-            self.see(kind, event["type"], event["object"])
+            loop.call_soon_threadsafe(self.see, kind, event["type"], event["object"])
 
-        return seen  # type: ignore[return-value]
+        return seen
 
     def see(self, kind: Kind, change: str | None, body: Object) -> None:
         """One watch event; `change` None for what was listed at the start."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +85,20 @@ class FakeApi:
         if live["metadata"]["resourceVersion"] != resource_version:
             raise errors.Conflict(409, f"{name}: resourceVersion is another one by now")
         return self.put({**deepcopy(live), "status": deepcopy(status)})
+
+    async def replace(self, live: Object, fields: Mapping[str, Any]) -> Object:
+        place = place_of(live)
+        self._called("replace", place.kind, place.name)
+        body = deepcopy(self._there(place))
+        if body["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
+            raise errors.Conflict(409, f"{place.name}: resourceVersion is another one by now")
+        for path, value in fields.items():
+            *parents, last = path[1:].split("/")
+            holder = body
+            for name in parents:
+                holder = holder[name]
+            holder[last] = deepcopy(value)
+        return self.put(body)
 
     async def schema(self, group_version: str) -> Object:
         raise errors.NotFound(404, group_version)
