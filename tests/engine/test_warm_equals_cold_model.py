@@ -19,7 +19,7 @@ from support.tiny_model import make_tiny_model
 
 PROMPTS = 200
 BLOCK = 8
-PAGES = 48  # too few for what runs at once, so that requests are preempted and pages evicted
+PAGES = 40  # too few for what runs at once, so that requests are preempted and pages evicted
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def requests(vocabulary: int) -> list[tuple[list[int], SamplingParams]]:
             roll.randrange(vocabulary) for _ in range(roll.randrange(1, 20))
         ]
         sampled = {"temperature": 0.9, "top_p": 0.95, "seed": number} if number % 3 == 0 else {}
-        made.append((prompt, SamplingParams(max_tokens=roll.randrange(1, 32), logprobs=0, ignore_eos=True, **sampled)))
+        made.append((prompt, SamplingParams(max_tokens=roll.randrange(1, 48), logprobs=0, ignore_eos=True, **sampled)))
     return made
 
 
