@@ -56,7 +56,8 @@ class Story:
     async def _stage(self, stage: str) -> Row:
         percent = 50 if stage == "Canary" else 0
         begun = time.monotonic()
-        await self.site.edit({"stage": stage, "canary": {"percent": percent}})
+        # Nobody is protected: a request that is drawn into that group would neither reuse nor be predicted to.
+        await self.site.edit({"stage": stage, "canary": {"percent": percent}, "protectedPercent": 0})
         await until(lambda: self._is(stage), f"stage {stage} was not in force everywhere", 30)
         effect = time.monotonic() - begun
         self.say(f"stage {stage}: in force on every replica {effect:.1f} s after the edit")
