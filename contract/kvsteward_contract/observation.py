@@ -112,6 +112,7 @@ class Observation(_Part, frozen=True):
     bytes_per_token: int
     pool_tokens: int
     policy_age_seconds: float
+    resource_generation: int = 0  # metadata.generation of the resource that switch and stage were read from, 0 = none
     latch: Latch | None = None
     problems: tuple[str, ...] = ()  # sentences for a human: unreadable document, missing tenant keys
     counters: dict[str, int] = {}  # see metrics.py, OBSERVED_COUNTERS

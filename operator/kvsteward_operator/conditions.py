@@ -142,14 +142,6 @@ def label(rollout: DocumentRollout | Rollout) -> str:
     return f"Canary at {rollout.canary.percent} %" if rollout.stage is Stage.CANARY else rollout.stage.value
 
 
-def confirmed_cold(pod: Pod) -> bool:
-    """Whether no new match can happen in this pod: its engine has confirmed so, or doesn't run."""
-    observation = pod.observation
-    return not pod.engine_running or (
-        observation is not None and observation.cold_requested and observation.cold_confirmed
-    )
-
-
 def _cold_path(running: Running, prior: Condition | None) -> Verdict:
     if running.spec.rollout.kill_switch is KillSwitch.RELEASED:
         if prior is not None and (prior.status == "True" or (prior.status, prior.reason) == ("False", "Released")):
@@ -159,7 +151,7 @@ def _cold_path(running: Running, prior: Condition | None) -> Verdict:
     if prior is not None and prior.status == "True":
         return Verdict("True", "Engaged", prior.message)
     pods = running.pods
-    confirmed = sum(confirmed_cold(pod) for pod in pods)
+    confirmed = sum(running.confirmed_cold(pod) for pod in pods)
     if confirmed < len(pods):
         return Verdict("Unknown", "Confirming", f"{confirmed} of {len(pods)} confirmed")
     return Verdict("True", "Engaged", f"{confirmed} of {len(pods)} confirmed: no request matches cached state")

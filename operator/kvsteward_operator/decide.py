@@ -13,7 +13,6 @@ from kvsteward_contract.status import PolicyStatus
 
 from .acceptance import Acceptance, accept
 from .api import Object
-from .conditions import confirmed_cold
 from .drift import holds, mark_of, marked
 from .generations import generations
 from .index import Place, place_of
@@ -125,6 +124,7 @@ def _running(world: World, spec: PolicySpec, data: RevisionData, revisions: Sequ
     made = documents_of(world, spec, found, revisions)
     deployment = world.child(DEPLOYMENT.name, world.owner.name) or {}
     return Running(
+        resource_generation=world.resource_generation,
         spec=spec,
         image=data.engine_image,
         target=found[-1],
@@ -192,7 +192,7 @@ def _scrape(running: Running) -> Scrape:
     awaited = any(
         running.acknowledged(one) < sum(not pod.terminating for pod in one.pods) for one in running.generations
     ) or (
-        running.spec.rollout.kill_switch is KillSwitch.ENGAGED and not all(confirmed_cold(pod) for pod in running.pods)
+        running.spec.rollout.kill_switch is KillSwitch.ENGAGED and not all(map(running.confirmed_cold, running.pods))
     )
     return Scrape(pods, FAST_SCRAPE_SECONDS if awaited else SLOW_SCRAPE_SECONDS)
 

@@ -234,7 +234,10 @@ class Reconciler:
         """Stores a changed status, then tells its events."""
         if status is not None:
             version = world.policy["metadata"]["resourceVersion"]
-            stored = await self._api.replace_status(key.namespace, key.name, version, msgspec.to_builtins(status))
+            try:
+                stored = await self._api.replace_status(key.namespace, key.name, version, msgspec.to_builtins(status))
+            except errors.NotFound as error:  # deleted: read again, and leave it
+                raise errors.Conflict(409, str(error)) from None
             self._index.put(stored)
             world = replace(world, policy=stored)
         await self._tell(memory, world)

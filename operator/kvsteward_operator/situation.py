@@ -14,6 +14,7 @@ from .world import Pod
 class Running:
     """What runs, and is to run, of an accepted spec."""
 
+    resource_generation: int  # metadata.generation of the policy as it was read
     spec: PolicySpec  # what governs
     image: str  # of the engine, pinned
     target: Generation
@@ -38,6 +39,20 @@ class Running:
     def rollout(self, generation: Generation) -> DocumentRollout:
         """What the generation's document allows."""
         return self.documents[generation.name].rollout
+
+    def confirmed_cold(self, pod: Pod) -> bool:
+        """Whether no new match can happen in this pod: its engine has confirmed so, or doesn't run.
+
+        A confirmation of an earlier engagement of the switch doesn't count. (Sidecars that don't say which resource
+        they have seen are believed.)
+        """
+        observation = pod.observation
+        return not pod.engine_running or (
+            observation is not None
+            and observation.cold_requested
+            and observation.cold_confirmed
+            and (observation.resource_generation or self.resource_generation) >= self.resource_generation
+        )
 
     def acknowledged(self, generation: Generation) -> int:
         """Pods whose engine has confirmed the generation's document."""

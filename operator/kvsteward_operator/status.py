@@ -23,7 +23,7 @@ def status_of(world: World, situation: Situation, now: float) -> PolicyStatus:
 
 
 def _status(world: World, situation: Situation, prior: PolicyStatus, now: float, *, fresh: bool) -> PolicyStatus:
-    generation = int(world.policy["metadata"].get("generation") or 0)
+    generation = world.resource_generation
     told = conditions(situation, {one.type: one for one in prior.conditions}, now, generation)
     running = situation.running
     if running is None:

@@ -70,6 +70,11 @@ class World:
         return Owner(metadata["namespace"], metadata["name"], metadata["uid"])
 
     @property
+    def resource_generation(self) -> int:
+        """metadata.generation: grows with every change of the spec."""
+        return int(self.policy["metadata"].get("generation") or 0)
+
+    @property
     def status(self) -> PolicyStatus:
         """The status as it is stored; an empty one if it is absent or not ours to read."""
         try:
