@@ -3,7 +3,9 @@
 ARG BASE=python:3.13-slim
 
 FROM ${BASE} AS python
-RUN python3 -m venv --system-site-packages /opt/kvsteward
+# The user has a name because libraries ask for it.
+RUN echo "kvsteward:x:65532:65532::/tmp:/usr/sbin/nologin" >> /etc/passwd && echo "kvsteward:x:65532:" >> /etc/group && \
+    python3 -m venv --system-site-packages /opt/kvsteward
 ENV PATH=/opt/kvsteward/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 COPY constraints.txt /tmp/constraints.txt
 # A base with its own torch settles the versions of torch and of what belongs to it.
