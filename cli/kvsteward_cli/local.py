@@ -128,7 +128,7 @@ class Local:
         for one in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(one, asked)
         self._write_secrets()
-        parts = (("sidecar", self._sidecar()), ("engine", self._engine()))
+        parts = (("sidecar", self.sidecar_arguments()), ("engine", self.engine_arguments()))
         try:
             for name, arguments in parts:
                 # The sidecar's stdout has the receipts; the engine's would be taken for our own words.
@@ -195,7 +195,7 @@ class Local:
             except OSError as error:
                 raise CommandFailed(f"--admin-token-file {file} can't be made: {error.strerror}", 2) from None
 
-    def _engine(self) -> list[str]:
+    def engine_arguments(self) -> list[str]:
         """The flags that the operator would give the engine's container."""
         engine, cache = self.policy.spec.engine, self.policy.spec.cache
         options = {
@@ -215,7 +215,7 @@ class Local:
         }
         return ["serve", *flags(options)]
 
-    def _sidecar(self) -> list[str]:
+    def sidecar_arguments(self) -> list[str]:
         options: dict[str, object] = {
             "--engine": f"http://{HOST}:{self.engine_port}",
             "--engine-token-file": self.token_file,

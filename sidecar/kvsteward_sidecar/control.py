@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 from kvsteward_contract.cohort import bucket as cohort_bucket
@@ -89,6 +90,7 @@ class Control:
         self._grants: dict[str, Grant] = {}
         self._fetching: set[asyncio.Task[None]] = set()
         self._latch_problem = ""
+        self._violations = ("", 0)  # the engine's instance, and how many it had counted
         self.latch = latch_file.load(self.started)
         tenant_files.refresh()
         self.tenants = tenant_files.tenants
@@ -310,8 +312,18 @@ class Control:
             if self.link.ready:
                 await self.link.refresh_stats()
                 if self.link.state is not None:
-                    self.telemetry.engine_counters(self.link.state.instance, self.link.stats)
+                    self.take_stats(self.link.state.instance, self.link.stats)
             await asyncio.sleep(TICK_SECONDS)
+
+    def take_stats(self, instance: str, stats: Mapping[str, Any]) -> None:
+        """The engine's counters as of now. A new scope violation latches here too: its request may run on for long, and
+        an outcome can get lost."""
+        self.telemetry.engine_counters(instance, stats)
+        known_instance, known = self._violations
+        found = int(stats.get("scopeViolations", 0))
+        self._violations = (instance, found)
+        if known_instance and found > (known if instance == known_instance else 0):
+            self.hold_cold(VIOLATION_REASON)
 
     def _resident_pages(self) -> dict[str, int]:
         return dict(self.link.stats.get("residentPages") or {})

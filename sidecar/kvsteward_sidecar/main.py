@@ -36,6 +36,7 @@ from .tenants import TenantFiles
 log = logging.getLogger("kvsteward_sidecar")
 
 LOOPBACK = "127.0.0.1"
+BACKLOG = 1024  # connections that wait to be accepted: clients come in bursts
 CUT_SECONDS = 1.0  # what is still open when the drain's time is over gets this long to be closed
 
 
@@ -79,7 +80,8 @@ async def serve(settings: Settings) -> None:
             closing_seconds=settings.closing_seconds,
         )
         source = _source(settings, control, session)
-        serving = await _open(settings, control, address, stack)
+        ports = await stack.enter_async_context(AsyncExitStack())
+        serving = await _open(settings, control, address, ports)
         parts = [asyncio.create_task(control.run()), asyncio.create_task(source.run())]
         gc.freeze()
         waiting = asyncio.create_task(stop.wait())
@@ -88,6 +90,7 @@ async def serve(settings: Settings) -> None:
             log.info("stopping: %d in flight may finish within %d s", control.in_flight, settings.drain_seconds)
             await _drained(control, settings.drain_seconds, again)
         serving.clear()
+        await ports.aclose()  # what is left is cut now, so that the last receipts are settled after it
         await control.settle()
         for part in parts:
             part.cancel()
@@ -151,7 +154,7 @@ async def _listen(runner: web.BaseRunner, host: str, port: int, name: str, stack
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
         raise StartError(f"the {name} port {host}:{port} can't be opened: {error.strerror}") from None
     log.info("%s on %s:%d", name, *runner.addresses[0][:2])

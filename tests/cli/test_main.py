@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from kvsteward_cli.errors import CommandFailed
-from kvsteward_cli.local import read_policy, without_effect, write_keys
+from kvsteward_cli.local import Local, LocalOptions, read_policy, without_effect, write_keys
 from kvsteward_cli.main import main, need
 from kvsteward_contract.identity import admin_token
 from kvsteward_contract.policy import IdentitySource, decode_policy
+from kvsteward_engine.main import make_parser
+from kvsteward_sidecar.settings import parse
 from kvsteward_sidecar.tenants import read_keys
 from support.local_run import local_policy
 
@@ -136,3 +138,16 @@ def test_the_command_starts_without_the_engines_libraries() -> None:
     seen = "import sys, kvsteward_cli.main; print([m for m in ('torch', 'aiohttp', 'kopf') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_children_are_told_what_the_policy_and_the_command_line_say(tmp_path: Path) -> None:
+    options = LocalOptions(EXAMPLE, tmp_path, 1, 2, (), tmp_path / "admin", tmp_path / "gateway")
+    local = Local(options, read_policy(EXAMPLE), tmp_path)
+    sidecar, engine = " ".join(local.sidecar_arguments()), " ".join(local.engine_arguments())
+    assert f"--gateway-secret-file {tmp_path}/gateway" in sidecar
+    assert f"--admin-token-file {tmp_path}/admin" in sidecar
+    assert "--port 1 --admin-port 2" in sidecar
+    assert "--served-model-name smollm2-135m-instruct" in engine
+    assert "--capacity 512Mi --block-tokens 16 --dtype Auto --max-tokens 4096 --max-concurrent 16" in engine
+    parse(local.sidecar_arguments())
+    make_parser().parse_args(local.engine_arguments())

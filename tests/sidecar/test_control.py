@@ -229,6 +229,27 @@ async def test_a_scope_violation_latches_the_pod_over_restarts_until_the_attempt
         assert not (tmp_path / "latch.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("instance", "count", "latch"),
+    [
+        pytest.param("one", 2, "", id="those-of-before-this-sidecar"),
+        pytest.param("one", 3, "ScopeViolation", id="one-more"),
+        pytest.param("two", 0, "", id="engine-restarted"),
+        pytest.param("two", 1, "ScopeViolation", id="engine-restarted-and-one-more"),
+    ],
+)
+async def test_a_violation_that_only_the_engines_statistics_show_latches_too(
+    tmp_path: Path, engine: PolicyEngine, instance: str, count: int, latch: str
+) -> None:
+    async with running_control(tmp_path, engine) as control:
+        await in_full(control)
+        control._violations = ("", 0)
+        control.take_stats("one", {"scopeViolations": 2})
+        assert control.permission.latch == ""
+        control.take_stats(instance, {"scopeViolations": count})
+        assert control.permission.latch == latch
+
+
 async def test_a_latch_of_before_any_policy_is_not_released_by_the_first_one(
     tmp_path: Path, engine: PolicyEngine
 ) -> None:
