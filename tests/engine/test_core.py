@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -223,6 +225,11 @@ def test_log_probabilities_come_only_where_asked_for() -> None:
     engine.finish_all()
     assert engine.endings["plain"].sampled is None
     assert engine.endings["asked"].sampled[0].token == engine.results["asked"][0]
+
+
+def test_scheduling_and_pages_know_nothing_of_torch() -> None:
+    code = "import sys, kvsteward_engine.core, kvsteward_engine.audit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ---- the thread
