@@ -144,11 +144,16 @@ def admin_app(control: Control, token: AdminToken, serving: Callable[[], bool]) 
     return app
 
 
-def _resource(control: Control) -> dict[str, str] | None:
+def _resource(control: Control) -> dict[str, str | int] | None:
     view = control.policy.resource
     if view is None:
         return None
-    return {"uid": view.uid, "killSwitch": view.kill_switch.value, "stage": view.stage.value}
+    return {
+        "uid": view.uid,
+        "generation": view.generation,
+        "killSwitch": view.kill_switch.value,
+        "stage": view.stage.value,
+    }
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -271,6 +271,7 @@ class Control:
             bytes_per_token=state.bytes_per_token if state else 0,
             pool_tokens=state.pool_tokens if state else 0,
             policy_age_seconds=self.policy.age(),
+            resource_generation=self.policy.resource.generation if self.policy.resource else 0,
             latch=ObservedLatch(latch.reason, latch.attempt or 0, latch.since) if latch else None,
             problems=self.problems(),
             counters=self.telemetry.observed_counters(),

@@ -30,6 +30,7 @@ class ResourceView:
     uid: str
     kill_switch: KillSwitch
     stage: Stage
+    generation: int = 0  # metadata.generation it was read from, 0 = none (a file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,10 @@ def read_resource(resource: Mapping[str, Any]) -> ResourceView:
     except ValueError:
         raise UnreadableResource(f"spec.rollout.stage is {stage!r}, not Cold, Shadow, Canary or Full") from None
     metadata = resource.get("metadata")
-    uid = metadata.get("uid", "") if isinstance(metadata, Mapping) else ""
-    return ResourceView(str(uid), view_switch, view_stage)
+    known: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
+    generation = known.get("generation", 0)
+    numbered = generation if isinstance(generation, int) else 0
+    return ResourceView(str(known.get("uid", "")), view_switch, view_stage, numbered)
 
 
 def permission_for(

@@ -273,6 +273,26 @@ async def test_the_switch_is_confirmed_only_by_the_engine(tmp_path: Path, engine
         await until(lambda: control.observation().cold_confirmed)
 
 
+async def test_the_observation_names_the_generation_whose_switch_is_in_force(
+    tmp_path: Path, engine: PolicyEngine
+) -> None:
+    def of_generation(number: int, **rollout: Any) -> dict[str, Any]:
+        made = resource(stage="Full", **rollout)
+        made["metadata"]["generation"] = number
+        return made
+
+    async with running_control(tmp_path, engine) as control:
+        await in_full(control)
+        control.policy.take_resource(of_generation(3))
+        epoch = control.permission.epoch
+        assert control.observation().resource_generation == 3
+        control.policy.take_resource(of_generation(4, killSwitch="Engaged"))
+        assert (control.observation().resource_generation, control.observation().cold_requested) == (4, True)
+        control.policy.take_resource(of_generation(5, killSwitch="Neither"))
+        assert (control.observation().resource_generation, control.observation().cold_requested) == (4, True)
+        assert control.permission.epoch == epoch + 1
+
+
 async def test_a_sidecar_that_restarts_goes_past_the_engines_epoch(tmp_path: Path, engine: PolicyEngine) -> None:
     async with running_control(tmp_path, engine) as control:
         await in_full(control)

@@ -198,6 +198,11 @@ def test_only_switch_and_stage_are_read_from_a_resource(spec: object, switch: st
     assert read_resource({"metadata": {"uid": UID}, "spec": spec}) == view(switch, stage)
 
 
+def test_the_generation_that_was_read_is_told() -> None:
+    seen = {"metadata": {"uid": UID, "generation": 7}, "spec": {"rollout": {"killSwitch": "Engaged"}}}
+    assert read_resource(seen) == ResourceView(UID, KillSwitch.ENGAGED, Stage.SHADOW, 7)
+
+
 @pytest.mark.parametrize(
     ("rollout", "named"),
     [
