@@ -7,7 +7,6 @@ policy is known.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from .drain import drain_app
 from .engine_link import EngineAddress
 from .kube import ApiServer
 from .latch import LatchFile
+from .memory import settle
 from .policy_source import FileSource, KubernetesSource
 from .proxy import Proxy
 from .receipts import Receipts
@@ -83,7 +83,7 @@ async def serve(settings: Settings) -> None:
         ports = await stack.enter_async_context(AsyncExitStack())
         serving = await _open(settings, control, address, ports)
         parts = [asyncio.create_task(control.run()), asyncio.create_task(source.run())]
-        gc.freeze()
+        settle()
         waiting = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([*parts, waiting], return_when=asyncio.FIRST_COMPLETED)
         if waiting in done:
