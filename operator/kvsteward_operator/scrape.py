@@ -136,6 +136,7 @@ def consequence(report: Report) -> tuple[object, ...]:
             observation.acknowledged_version,
             observation.cold_requested,
             observation.cold_confirmed,
+            observation.resource_generation,
             observation.latch,
             observation.problems,
             observation.pool_tokens,

@@ -54,8 +54,11 @@ class FakeWorkloads:
         available = sum(is_ready(pod) for pod in alive)
         mine = [pod for pod in alive if _owned_by_name(pod, current)]
         others = [pod for pod in alive if pod not in mine]
+        unhealthy = [pod for pod in others if not is_ready(pod)]
         if len(mine) < wanted and len(alive) < wanted + update["maxSurge"]:
             self._pod(next(body for body in sets if body["metadata"]["name"] == current), template)
+        elif unhealthy and len(alive) - sum(not is_ready(pod) for pod in mine) > wanted - update["maxUnavailable"]:
+            self._delete(unhealthy[0])
         elif others and available > wanted - update["maxUnavailable"]:
             self._delete(others[0])
         elif len(mine) > wanted:
