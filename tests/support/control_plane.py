@@ -233,7 +233,7 @@ class ApiFake:
 async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
     """Returns as soon as the condition holds; raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - any condition, on what knows nothing of tests
+        while not condition():
             await asyncio.sleep(0.005)
 
 
