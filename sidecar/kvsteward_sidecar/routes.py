@@ -26,45 +26,23 @@ class Route:
     keys: frozenset[str] = frozenset()  # of the JSON body that are passed on; every other one is dropped and counted
 
 
-_SAMPLING = frozenset(
-    {
-        "model",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "logprobs",
-        "prompt_logprobs",
-        "min_tokens",
-    }
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# All that the engine knows, also what it refuses by name: a client is to hear that a feature isn't there. Left out is
+# what says nothing to it: user (read here, for the cohort), service_tier, metadata, store.
+_COMMON = _words(
+    "model stream stream_options max_tokens temperature top_p top_k min_p seed stop stop_token_ids ignore_eos "
+    "frequency_penalty presence_penalty repetition_penalty logit_bias logprobs prompt_logprobs n best_of "
+    "response_format"
 )
-_CHAT = _SAMPLING | {
-    "messages",
-    "max_completion_tokens",
-    "top_logprobs",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "functions",
-    "function_call",
-    "modalities",
-    "audio",
-}
-_COMPLETION = _SAMPLING | {"prompt", "suffix", "echo", "best_of", "add_special_tokens"}
-_TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"})
+_CHAT = _COMMON | _words(
+    "messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls functions function_call "
+    "modalities audio prediction reasoning_effort verbosity web_search_options"
+)
+_COMPLETION = _COMMON | _words("prompt suffix echo add_special_tokens")
+_TOKENIZE = _words("model prompt messages add_special_tokens add_generation_prompt")
 
 _ROUTES: dict[Backend, tuple[Route, ...]] = {
     Backend.BUILTIN: (

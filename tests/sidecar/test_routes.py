@@ -1,7 +1,9 @@
 """Only what stands in the table reaches the engine."""
 
+import msgspec
 import pytest
 from kvsteward_contract.policy import Backend
+from kvsteward_engine.openai import ChatRequest, CompletionRequest, TokenizeRequest
 from kvsteward_sidecar.routes import Kind, find
 
 
@@ -67,3 +69,18 @@ def test_no_route_passes_a_key_that_steers_the_cache() -> None:
         route = find(Backend.BUILTIN, "POST", target)
         assert route is not None
         assert not route.keys & {"cache_salt", "kv_transfer_params", "extra_body", "vllm_xargs", "user", "request_id"}
+
+
+@pytest.mark.parametrize(
+    ("target", "request_type"),
+    [
+        ("/v1/chat/completions", ChatRequest),
+        ("/v1/completions", CompletionRequest),
+        ("/tokenize", TokenizeRequest),
+    ],
+)
+def test_what_passes_is_what_the_engine_knows(target: str, request_type: type[msgspec.Struct]) -> None:
+    route = find(Backend.BUILTIN, "POST", target)
+    assert route is not None
+    known = {field.encode_name for field in msgspec.structs.fields(request_type)}
+    assert route.keys == known - {"user", "service_tier", "metadata", "store"}
