@@ -40,8 +40,8 @@ class Serving:
 
 @pytest.fixture(scope="session")
 def serving(system: Kube) -> Serving:
-    """Namespace `serving`, restricted, with the checkpoints in claim `models` and keys for two tenants."""
-    found = Serving(Kube("serving"), {tenant: secrets.token_urlsafe(32) for tenant in ("acme", "globex")})
+    """Namespace `serving`, restricted, with the checkpoints in claim `models` and keys for three tenants."""
+    found = Serving(Kube("serving"), {tenant: secrets.token_urlsafe(32) for tenant in ("acme", "globex", "rotating")})
     found.kube.apply(manifests.namespace("serving"))
     until("default service account", lambda: found.kube.exists("serviceaccount", "default"))
     found.kube.apply(*manifests.models("serving", ROOT / ".cache" / "models"), manifests.tenant_keys(found.keys))
