@@ -154,13 +154,14 @@ def deterministic_parts(model: Model, pool: PagePool, config: ModelConfig) -> tu
     """The tiled model and attention, proven on this machine with these weights. Raises `NotDeterministic`."""
     if pool.keys.device.type != "cpu":
         raise NotDeterministic("--deterministic is proven on CPU only; choose --device cpu or leave it out")
-    narrow = next((width for width in NARROW if _rows_are_alone(model, config, width)), None)
+    dtype = pool.layout.dtype
+    narrow = next((width for width in NARROW if _rows_are_alone(model, config, dtype, width)), None)
     if narrow is None:
         raise NotDeterministic(
             "--deterministic can't be kept: this CPU's matrix kernels give a row other bits in another place of a tile;"
             " choose another --dtype or leave it out"
         )
-    wide = next((width for width in WIDE if _tiles_agree(model, config, narrow, width)), narrow)
+    wide = next((width for width in WIDE if _tiles_agree(model, config, dtype, narrow, width)), narrow)
     tiled = TiledModel(model, narrow, wide)
     attention = TiledAttention(pool, min(config.max_positions, pool.pages * pool.layout.block_tokens))
     prove(tiled, attention, pool, config)
@@ -203,9 +204,9 @@ def prove(model: Model, attention: TiledAttention, pool: PagePool, config: Model
         )
 
 
-def _rows_are_alone(model: Model, config: ModelConfig, width: int) -> bool:
+def _rows_are_alone(model: Model, config: ModelConfig, dtype: torch.dtype, width: int) -> bool:
     """Whether each row of a tile gives the same bits in every place and beside other rows, in every stage."""
-    inputs = _Inputs(model, config, width)
+    inputs = _Inputs(model, config, dtype, width)
     for stage in inputs.stages():
         rows, strangers = inputs.rows(1), inputs.rows(2)
         expected = stage(rows)
@@ -218,9 +219,9 @@ def _rows_are_alone(model: Model, config: ModelConfig, width: int) -> bool:
     return True
 
 
-def _tiles_agree(model: Model, config: ModelConfig, narrow: int, wide: int) -> bool:
+def _tiles_agree(model: Model, config: ModelConfig, dtype: torch.dtype, narrow: int, wide: int) -> bool:
     """Whether a wide tile gives the bits of narrow ones, in every stage but the logits, which are always narrow."""
-    inputs = _Inputs(model, config, wide)
+    inputs = _Inputs(model, config, dtype, wide)
     for stage in inputs.stages(head=False):
         rows = inputs.rows(3)
         for shift in (0, 3):
@@ -234,16 +235,16 @@ def _tiles_agree(model: Model, config: ModelConfig, narrow: int, wide: int) -> b
 class _Inputs:
     """Random rows that carry the input of every stage side by side: hidden, attended and position."""
 
-    def __init__(self, model: Model, config: ModelConfig, width: int) -> None:
+    def __init__(self, model: Model, config: ModelConfig, dtype: torch.dtype, width: int) -> None:
         self._model = model
         self._hidden = config.hidden
         self._attended = config.heads * config.head_dim
         self._width = width
-        self._dtype = model.embed(torch.zeros(1, dtype=torch.int64)).dtype
+        self._attended_dtype = dtype
 
     def rows(self, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn((self._width, self._hidden + self._attended), generator=generator).to(self._dtype)
+        return torch.randn((self._width, self._hidden + self._attended), generator=generator)
 
     def stages(self, head: bool = True) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         for layer in range(self._model.layers):
@@ -258,4 +259,4 @@ class _Inputs:
 
     def _split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, attended = rows.split((self._hidden, self._attended), dim=1)
-        return hidden.contiguous(), attended.contiguous()
+        return hidden.contiguous(), attended.to(self._attended_dtype).contiguous()

@@ -19,7 +19,7 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The layer's result with `residual` (rows, out) added."""
+        """`residual` (rows, out) plus the layer's result, in the residual's dtype."""
 
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """The layer's result multiplied elementwise by `factor` (rows, out)."""
@@ -41,7 +41,7 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(x).add_(residual)
+        return residual + self(x)
 
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return self(x).mul_(factor)
@@ -66,6 +66,8 @@ class PackedLinear:
         return _pointwise(x, self._weight, self._bias, "none", [], "")
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if residual.dtype != x.dtype:
+            return residual + self(x)
         return _pointwise.binary(x, residual, self._weight, self._bias, "add")
 
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
