@@ -22,10 +22,12 @@ from kvsteward_contract import wire
 from kvsteward_contract.crd import crd
 from kvsteward_operator import errors
 from kvsteward_operator.api import FIELD_MANAGER, KubernetesApi
+from kvsteward_operator.index import Index, Key
 from kvsteward_operator.kinds import CONFIG_MAP, POLICY
 from kvsteward_operator.login import find_login
 from kvsteward_operator.main import make_key
 from kvsteward_operator.served_schema import check_schema
+from kvsteward_operator.watches import Watches
 from support.kube import Kube, until
 from support.operating import policy_resource
 
@@ -198,34 +200,37 @@ def test_a_restarted_operator_changes_nothing_and_tells_nothing_twice(kube: Kube
         assert operator.applies() == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
+def test_deleted_objects_are_put_back_within_seconds(kube: Kube, operator: Operator) -> None:
+    gone = [
         ("deployment", "chat"), ("service", "chat"), ("role", "chat-kvsteward"), ("rolebinding", "chat-kvsteward"),
         ("serviceaccount", "chat-kvsteward"), ("networkpolicy", "chat"), ("pdb", "chat"),
-    ],
-)  # fmt: skip
-def test_a_deleted_object_is_put_back_within_seconds(kube: Kube, operator: Operator, kind: str, name: str) -> None:
-    kube.delete(kind, name)
-    within(f"{kind} is back", lambda: kube.exists(kind, name), 10)
+        ("configmap", kube.items("configmaps", SELECTOR)[0]["metadata"]["name"]),
+    ]  # fmt: skip
+    for kind, name in gone:
+        uid = kube.get(kind, name)["metadata"]["uid"]
+        kube.delete(kind, name)
+        within(
+            f"{kind} is back",
+            lambda kind=kind, name=name, uid=uid: kube.get(kind, name)["metadata"]["uid"] != uid,
+            10,
+        )
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "change"),
-    [
-        pytest.param("deployment", "chat", {"spec": {"replicas": 4}}, id="replicas"),
-        pytest.param("service", "chat", {"spec": {"ports": [{"name": "http", "port": 81}]}}, id="port"),
-        pytest.param("role", "chat-kvsteward", {"rules": []}, id="rules"),
-        pytest.param("networkpolicy", "chat", {"spec": {"ingress": [{}]}}, id="ingress"),
-    ],
-)
-def test_a_changed_object_is_put_back_within_seconds(
-    kube: Kube, operator: Operator, kind: str, name: str, change: dict[str, Any]
-) -> None:
-    field = next(iter(change))
-    before = kube.get(kind, name)[field]
-    kube.patch(kind, name, change)
-    within(f"{kind} is as it was", lambda: kube.get(kind, name)[field] == before, 10)
+def test_changed_objects_are_put_back_within_seconds(kube: Kube, operator: Operator) -> None:
+    for kind, name, change in (
+        ("deployment", "chat", {"spec": {"replicas": 4}}),
+        ("service", "chat", {"spec": {"ports": [{"name": "http", "port": 81}]}}),
+        ("role", "chat-kvsteward", {"rules": []}),
+        ("networkpolicy", "chat", {"spec": {"ingress": [{}]}}),
+    ):
+        field = next(iter(change))
+        before = kube.get(kind, name)[field]
+        kube.patch(kind, name, change)
+        within(
+            f"{kind} is as it was",
+            lambda kind=kind, name=name, field=field, before=before: kube.get(kind, name)[field] == before,
+            10,
+        )
     settle(kube)
 
 
@@ -376,6 +381,38 @@ async def test_an_apply_with_the_uid_of_an_object_that_has_gone_is_a_conflict(ku
         await api.delete(CONFIG_MAP, kube.namespace, "gone", uid)  # of the first one: leaves the second
         assert (await api.get(CONFIG_MAP, kube.namespace, "gone"))["metadata"]["uid"] == second["metadata"]["uid"]
         await api.delete(CONFIG_MAP, kube.namespace, "gone", second["metadata"]["uid"])
+
+
+async def test_watches_bring_what_is_ours_and_go_on_after_they_were_started_anew(kube: Kube) -> None:
+    index, changed = Index(), set[Key]()
+    watches = Watches(index, changed.add, (kube.namespace,))
+    running = asyncio.create_task(watches.run())
+    ours = {"app.kubernetes.io/managed-by": "kvsteward-operator", wire.POLICY_LABEL: "watched"}
+
+    def config_map(name: str, labels: dict[str, str]) -> None:
+        kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
+
+    async def known(*names: str) -> None:
+        async with asyncio.timeout(20):
+            while {body["metadata"]["name"] for body in index.objects("ConfigMap")} != set(names):
+                await asyncio.sleep(0.05)
+
+    try:
+        await asyncio.to_thread(config_map, "theirs", {})
+        await asyncio.to_thread(config_map, "first", ours)
+        await known("first")
+        assert changed == {Key(kube.namespace, "watched")}
+        watches.restart()
+        await asyncio.to_thread(config_map, "second", ours)
+        await known("first", "second")
+        await asyncio.to_thread(kube.delete, "configmap", "first")
+        await known("second")
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for name in ("theirs", "first", "second"):
+            await asyncio.to_thread(kube.delete, "configmap", name)
 
 
 async def test_the_served_schema_is_known(kube: Kube) -> None:

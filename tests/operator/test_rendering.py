@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from kvsteward_contract import wire
 from kvsteward_contract.policy import PolicySpec, decode_policy
+from kvsteward_engine.main import make_parser
 from kvsteward_operator.acceptance import revision_data
 from kvsteward_operator.objects import access, workload
 from kvsteward_operator.objects.digests import significant, spec_digest, stored_spec
 from kvsteward_operator.objects.naming import Owner
+from kvsteward_sidecar.settings import parse
 from support.operating import SETTINGS, policy_resource
 
 GOLDEN = Path(__file__).parent / "golden-deployment.json"
@@ -141,3 +143,21 @@ def test_labels_of_the_policy_cannot_take_the_operators_place() -> None:
     template = deployment(engine={"template": {"labels": {"team": "search"}}})["spec"]["template"]
     assert template["metadata"]["labels"]["team"] == "search"
     assert template["metadata"]["labels"][wire.POLICY_LABEL] == "chat"
+
+
+@pytest.mark.parametrize("source", ["APIKey", "Header"])
+def test_the_engine_and_the_sidecar_take_the_arguments_that_they_are_given(source: str) -> None:
+    identity = {"source": source, "secret": "tenant-keys", "gatewaySecret": "gateway"}
+    given = {
+        name: [*container["command"][1:], *container["args"]]
+        for name, container in containers(deployment(scopes={"identity": identity})).items()
+    }
+    engine = make_parser().parse_args(given["engine"])
+    assert (engine.served_model_name, engine.block_tokens, engine.drain_seconds) == ("tiny", 16, 120)
+    sidecar = parse(given["sidecar"])
+    assert (sidecar.policy, sidecar.namespace) == ("chat", "serving")
+    assert bool(sidecar.tenant_keys) == (source == "APIKey")
+    short = containers(deployment(rollover={"drainSeconds": 0}))["sidecar"]
+    assert parse([*short["command"][1:], *short["args"]]).closing_seconds == 0
+    drain = containers(deployment())["engine"]["lifecycle"]["preStop"]["exec"]["command"][1:]
+    assert make_parser().parse_args(drain).seconds == 120

@@ -15,6 +15,7 @@ RUN = "/run/kvsteward"  # shared, in memory: the engine's token and the latch
 CONFIG = "/etc/kvsteward"
 MODELS = "/models"
 SCRATCH = "/tmp"  # noqa: S108 - a volume of the pod's own
+CLOSING_SECONDS = 5  # of the drain: endpoints take a while to forget a pod, so arrivals are still served
 GRACE_SECONDS = 15  # beyond the drain, for streams to be flushed and processes to end
 STARTUP_SECONDS = 900  # loading a checkpoint
 
@@ -155,6 +156,7 @@ def _sidecar(owner: Owner, spec: PolicySpec, generation: str, image: str) -> dic
         f"--policy={owner.name}",
         f"--document={generation}",
         f"--drain-seconds={spec.rollover.drain_seconds}",
+        f"--closing-seconds={min(CLOSING_SECONDS, spec.rollover.drain_seconds)}",
         f"--port={wire.TRAFFIC_PORT}",
         f"--admin-port={wire.ADMIN_PORT}",
         f"--drain-port={wire.DRAIN_PORT}",
