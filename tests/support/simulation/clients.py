@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .model import VOCABULARY, cold_tokens
 from .nodes import Nodes
-from .pod import Asked, Broken, Pod, Refused, Sidecar, World
+from .pod import Asked, Broken, Pod, Refused, World
 from .scenario import TENANTS, WORKLOADS
 
 TEXTS = 4

@@ -19,8 +19,7 @@ from kvsteward_contract.identity import Identity
 from kvsteward_engine.audit import faults
 from kvsteward_engine.engine import Engine
 from kvsteward_engine.errors import QueueFull
-from kvsteward_engine.sequence import Finish, SamplingParams, Sequence, Step
-from kvsteward_engine.sequence import Sampled
+from kvsteward_engine.sequence import Finish, Sampled, SamplingParams, Sequence, Step
 from kvsteward_engine.settings import EngineSettings
 
 from .clock import SimulatedLoop
@@ -56,7 +55,8 @@ class Generation:
 
 
 class EngineProcess:
-    """`matched` hears of each new match at once. `loaded` seconds after its start it serves."""
+    """`matched` hears of each new match, `confirmed` of each policy put in force. `loading` seconds after its start it
+    serves."""
 
     def __init__(
         self,
@@ -67,10 +67,11 @@ class EngineProcess:
         pod: str,
         asked: Namespace,
         matched: Callable[[Match], None],
+        confirmed: Callable[[str], None],
         loading: float,
     ) -> None:
         self.loop, self.trace, self.chance, self.pod = loop, trace, chance, pod
-        self._matched = matched
+        self._matched, self._confirmed = matched, confirmed
         block = asked.block_tokens
         settings = EngineSettings(
             pages=asked.capacity // (block * BYTES_PER_TOKEN),
@@ -206,6 +207,7 @@ class EngineProcess:
             state = self.engine.set_policy(policy)
             self.trace.note(self.pod, f"engine at epoch {state.epoch}")
             if not answered.done():
+                self._confirmed(self.pod)
                 answered.set_result(Reply(409 if state.epoch > policy.epoch else 200, encode(state)))
 
         self._soon(take)

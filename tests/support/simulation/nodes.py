@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from kvsteward_sidecar.ticket import Ticket
+
 from .api_server import ApiRefusal, ApiServer, Change
 from .pod import Asked, Pod, World
-from kvsteward_sidecar.ticket import Ticket
 
 Object = dict[str, Any]
 CONTROLLER_SECONDS = 0.05

@@ -58,6 +58,7 @@ class Observer:
         self.answers: list[Answer] = []
         self.cold_since: float | None = None  # ColdPath is True in the status
         self.latched: dict[str, int | None] = {}  # pod -> attempt under which it was latched
+        self._stopped_since: dict[str, float] = {}  # pod -> when its engine confirmed that reuse is over
         self._status: PolicyStatus | None = None
         self._accepted_generation = 0  # the newest that a stored status calls accepted
         self._wholesome_since: dict[str, float] = {}  # pod -> from when on nothing was wrong with its watches
@@ -76,6 +77,14 @@ class Observer:
         """POST /v1/cold was answered with 200."""
         document = pod.sidecar.control.policy.document if pod.sidecar else None
         self.latched[pod.name] = document.rollout.attempt if document else None
+
+    def confirmed(self, pod: Pod) -> None:
+        """A pod's engine has put what its sidecar wants in force."""
+        if pod.sidecar is None or self.versions[-1].permits:
+            return
+        permission = pod.sidecar.control.permission
+        if permission.known and (permission.kill_switch or permission.stage.rank < Stage.CANARY.rank):
+            self._stopped_since.setdefault(pod.name, self._loop.time())
 
     def release_confirmed(self, pod: Pod) -> None:
         self.latched.pop(pod.name, None)
@@ -105,6 +114,8 @@ class Observer:
         self.versions.append(Version(self._loop.time(), generation, spec, acceptable, engaged, stage))
         if not engaged:
             self.cold_since = None
+        if self.versions[-1].permits:
+            self._stopped_since.clear()
 
     def _document(self, body: dict[str, Any]) -> None:
         text = (body.get("data") or {}).get(wire.DOCUMENT_KEY, "")
@@ -215,6 +226,10 @@ class Observer:
             )
         if self.cold_since is not None and now > self.cold_since:
             self._trace.breaks("no match after a confirmed switch", f"on {match.pod}, ColdPath True since {self.cold_since:.3f}")
+        if (stopped := self._stopped_since.get(match.pod)) is not None and now > stopped:
+            self._trace.breaks(
+                "no match after a pod confirmed the loss of its permission", f"{match.pod} had, at {stopped:.3f}"
+            )
         self._check_latch(pod, "matched")
         if now > self._wholesome_since.get(match.pod, 0.0) and not self._permitted(now - SWITCH_SECONDS, now):
             self._trace.breaks(

@@ -80,6 +80,7 @@ class World:
     folder: Path
     tenant_keys: Path
     matched: Callable[[Match], None]
+    confirmed: Callable[[str], None]  # an engine has confirmed a policy; which pod's
 
 
 class Sidecar:
@@ -160,6 +161,7 @@ class Sidecar:
         """In place of `Proxy._forward`: asks the engine over no sockets; ends the ticket, whatever happens."""
         loop, network, asked = self._world.loop, self._world.network, request.asked
         ending, outcome, first, started = Ending.CANCELLED, None, None, loop.time()
+        self.pod.admitted(ticket, asked)
         try:
             await asyncio.sleep(network.latency(self.pod.name, host_of(self.pod.name)))
             async with aclosing(self._engine(ticket, asked)) as deltas:
@@ -172,6 +174,8 @@ class Sidecar:
             return web.Response()
         except EngineGone:
             ending = Ending.FAILED
+            if not request.tokens:
+                return web.Response(status=502)
             raise Broken from None
         except QueueFull:
             ending = Ending.REFUSED
@@ -186,7 +190,6 @@ class Sidecar:
         engine = self.pod.engine
         if engine is None:
             raise EngineGone
-        self.pod.admitted(ticket, asked)
         sampling = SamplingParams(max_tokens=asked.output, ignore_eos=True)
         directive = decode_directive(ticket.directive)
         async with aclosing(engine.generate(ticket.request, list(asked.prompt), sampling, directive)) as deltas:
@@ -291,7 +294,7 @@ class Pod:
         asked = make_parser().parse_args(["serve", *self._template["spec"]["containers"][0]["args"]])
         world = self._world
         self.engine = EngineProcess(
-            world.loop, world.network, world.trace, world.chance, self.name, asked, world.matched, loading
+            world.loop, world.network, world.trace, world.chance, self.name, asked, world.matched, world.confirmed, loading
         )
 
     def kill_sidecar(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import aiohttp
 from kvsteward_contract import wire
 from kvsteward_contract.identity import admin_token
 
@@ -86,13 +87,14 @@ class Result:
             raise AssertionError(self.report())
 
 
-def run(scenario: Scenario, expected: EndState | None = None) -> Result:
-    """Plays a scenario. With `expected`, the run must come to that end state in time."""
+def run(scenario: Scenario, expected: EndState | None = None, calm: float = CALM_SECONDS) -> Result:
+    """Plays a scenario. With `expected`, the run must come to that end state within `calm` seconds after the last
+    disturbance; without, it goes on for so long."""
     folder = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         with _determinism(scenario.seed), _quiet():
             loop = SimulatedLoop()
-            return run_simulated(_Run(loop, scenario, folder, expected).play(), loop)
+            return run_simulated(_Run(loop, scenario, folder, expected, calm).play(), loop)
     finally:
         shutil.rmtree(folder)
 
@@ -121,8 +123,10 @@ def _quiet() -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, loop: SimulatedLoop, scenario: Scenario, folder: Path, expected: EndState | None) -> None:
-        self.loop, self.scenario, self.expected = loop, scenario, expected
+    def __init__(
+        self, loop: SimulatedLoop, scenario: Scenario, folder: Path, expected: EndState | None, calm: float
+    ) -> None:
+        self.loop, self.scenario, self.expected, self.calm = loop, scenario, expected, calm
         self.trace = Trace(loop.time)
         chance = random.Random(f"world {scenario.seed}")
         network = Network(loop, chance)
@@ -130,11 +134,15 @@ class _Run:
         keys.mkdir()
         self.api = ApiServer(loop, chance)
         self.observer = Observer(loop, self.trace, self.api, POLICY, NAMESPACE)
-        self.world = World(loop, chance, self.trace, network, folder, keys, self.observer.matched)
+        self.world = World(loop, chance, self.trace, network, folder, keys, self.observer.matched, self._confirmed)
         network.servers[(api_server.HOST, api_server.PORT)] = Server(self.api.handle)
         loop.set_exception_handler(self._crashed)
         self.operator: OperatorProcess | None = None
         self._timers: set[asyncio.TimerHandle] = set()
+
+    def _confirmed(self, name: str) -> None:
+        if (pod := self.nodes.pods.get(name)) is not None:
+            self.observer.confirmed(pod)
 
     def _crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.trace.breaks("nothing crashes", f"{context.get('message')}: {context.get('exception')!r}")
@@ -285,8 +293,8 @@ class _Run:
                 method, f"http://{pod.ip}:{wire.ADMIN_PORT}/v1/cold", headers=headers
             ) as answer:
                 status = answer.status
-        except OSError:
-            return
+        except aiohttp.ClientError:
+            return  # the sidecar isn't there just now
         self.trace.note("engineer", f"{method} /v1/cold of {pod.name}: {status}")
         if status == 200:
             self.observer.hold_confirmed(pod) if method == "POST" else self.observer.release_confirmed(pod)
@@ -332,12 +340,12 @@ class _Run:
             await asyncio.sleep(5.0)
             end = end_state(self.api, self.nodes)
             if self.expected is None:
-                if self.loop.time() - began >= CALM_SECONDS:
+                if self.loop.time() - began >= self.calm:
                     return end
             elif end == self.expected:
                 self.trace.note("END", "where it belongs")
                 return end
-            elif self.loop.time() - began >= CALM_SECONDS:
+            elif self.loop.time() - began >= self.calm:
                 self.trace.breaks("the end is that of the undisturbed run", end.difference(self.expected))
                 return end
 
