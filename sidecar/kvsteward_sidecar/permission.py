@@ -1,8 +1,9 @@
 """What may be reused right now: one frozen `Permission` made from document, resource, latch and tenants.
 
-Pure. The stage in force is the lower of the document's and the resource's; the kill switch is the resource's alone once
-one was seen. Only these two fields are read from the resource, and they are read even when the rest of its spec is
-something that nobody would accept. `losses` says what a change takes away: any loss raises the engine's epoch, so that
+Pure. The stage in force is the lower of the document's and the resource's, and the kill switch is engaged when either
+says so: what takes permission away acts at once, while the operator is down or from a spec that nobody would accept;
+what gives it back waits until the operator has accepted it into the document. Only these two fields are read from the
+resource. `losses` says what a change takes away: any loss raises the engine's epoch, so that
 requests decided before it can't match after it.
 """
 
@@ -130,7 +131,8 @@ def permission_for(
     stage, switch = rollout.stage, rollout.kill_switch
     if resource is not None and resource.uid == document.policy.uid:
         stage = min(stage, resource.stage, key=lambda one: one.rank)
-        switch = resource.kill_switch
+        if resource.kill_switch is KillSwitch.ENGAGED:
+            switch = KillSwitch.ENGAGED
     overrides = {
         override.tenant: f"{PRIVATE_CLASS}/{opaque_digest(tenant_key, override.tenant)}"
         for override in document.overrides

@@ -57,11 +57,11 @@ def test_the_stage_in_force_is_the_lower_of_both(documented: Stage, asked: Stage
         pytest.param("Released", None, False, id="document-alone-released"),
         pytest.param("Engaged", None, True, id="document-alone-engaged"),
         pytest.param("Released", "Engaged", True, id="resource-engages-before-the-operator-does"),
-        pytest.param("Engaged", "Released", False, id="resource-releases-while-the-operator-is-down"),
+        pytest.param("Engaged", "Released", True, id="a-release-waits-until-it-is-accepted"),
         pytest.param("Engaged", "Engaged", True, id="both"),
     ],
 )
-def test_the_kill_switch_is_the_resources_alone_once_one_was_seen(
+def test_the_kill_switch_is_engaged_when_either_says_so(
     documented: str, seen: str | None, engaged: bool
 ) -> None:
     permission = made(view(switch=seen) if seen else None, stage="Full", killSwitch=documented)
