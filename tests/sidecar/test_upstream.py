@@ -399,6 +399,20 @@ def test_however_an_answer_is_cut_into_reads_its_body_is_the_same(
     assert returned == [connection]  # and it is free for the next request
 
 
+def test_the_rest_of_a_size_line_is_not_taken_for_a_chunk() -> None:
+    """A size of 18 (hex) cut after its 1 leaves what looks like a whole chunk of 8."""
+    payload = b"12345678\r\n" + b"x" * 14
+    connection = Connection(lambda _: None)
+    connection.connection_made(Wire())
+    answer = connection.send(HEAD, b"{}")
+    parts: list[bytes] = []
+    answer.attach(lambda body, last: parts.append(body), lambda chunk: not parts.append(b"taken"))  # type: ignore[func-returns-value]
+    for read in (CHUNKED, b"2\r\nok\r\n1", b"8\r\n12345678\r\n", b"x" * 14 + b"\r\n0\r\n\r\n"):
+        connection.data_received(read)
+    assert answer.complete
+    assert b"".join(parts) == b"ok" + payload
+
+
 async def test_the_pool_is_bounded_by_what_runs_at_once(serving: Start) -> None:
     async def serve(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -22,6 +22,7 @@ from support.control_plane import TOKEN, document, resource, running_control, un
 
 ACME, GLOBEX = "a" * 32, "g" * 32  # the keys of running_control's two tenants
 TAIL = b"data: [DONE]\n\n"
+SECONDS = 10.0  # for any one answer
 
 
 def event(text: str = "x") -> bytes:
@@ -224,7 +225,11 @@ class Client:
         await self.writer.drain()
 
     async def answer(self) -> Got:
-        """Raises Cut."""
+        """Raises Cut, and TimeoutError where nothing more comes."""
+        async with asyncio.timeout(SECONDS):
+            return await self._answer()
+
+    async def _answer(self) -> Got:
         try:
             got = await self.head()
             if got.status == 100:
@@ -249,10 +254,11 @@ class Client:
 
     async def chunk(self) -> bytes:
         """The next chunk; empty: the last one."""
-        size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
-        data = await self.reader.readexactly(size)
-        assert await self.reader.readexactly(2) == b"\r\n"
-        return data
+        async with asyncio.timeout(SECONDS):
+            size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
+            data = await self.reader.readexactly(size)
+            assert await self.reader.readexactly(2) == b"\r\n"
+            return data
 
     async def ask(self, data: bytes) -> Got:
         await self.send(data)
