@@ -11,6 +11,8 @@ from kvsteward_contract import wire
 from .api import Object
 from .kinds import POLICY
 
+REMEMBERED = 4096  # deletions
+
 
 class Key(NamedTuple):
     """One policy."""
@@ -52,9 +54,13 @@ class Index:
     def __init__(self) -> None:
         self._objects: dict[Place, Object] = {}
         self._places: dict[Key, set[Place]] = {}
+        self._gone: dict[str, None] = {}  # uids of what was deleted, newest last: none of them ever comes back
 
     def put(self, body: Object) -> bool:
-        """Takes an object in unless what is there is as new. True if the picture changed."""
+        """Takes an object in, unless what is there is as new or it was deleted since (an answer or a list may be
+        overtaken by the watch). True if the picture changed."""
+        if body["metadata"].get("uid") in self._gone:
+            return False
         key, place = policy_of(body), place_of(body)
         known = self._objects.get(place)
         if known is not None and version_of(known) >= version_of(body):
@@ -72,6 +78,7 @@ class Index:
         """Forgets an object that was deleted. True if it was there and not already replaced by another one."""
         place = place_of(body)
         known = self._objects.get(place)
+        self._bury(body["metadata"].get("uid") or "")
         if known is None or known["metadata"].get("uid") != body["metadata"].get("uid"):
             return False
         del self._objects[place]
@@ -80,6 +87,11 @@ class Index:
             if not places:
                 del self._places[key]
         return True
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     def get(self, place: Place) -> Object | None:
         return self._objects.get(place)

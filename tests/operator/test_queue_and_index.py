@@ -134,6 +134,15 @@ def test_an_object_whose_label_changes_leaves_its_policy() -> None:
     assert index.get(Place("ConfigMap", "serving", "x")) is None
 
 
+def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
+    index = Index()
+    index.put(body(5))
+    index.remove(body(8))
+    assert not index.put(body(7))
+    assert not index.put(body(9))
+    assert index.put(body(10, uid="b"))
+
+
 class Watched:
     """A resync over a fake cluster whose watches may be cut."""
 
@@ -195,6 +204,18 @@ async def test_what_a_watch_brings_during_the_grace_time_is_not_held_against_it(
     for change, seen in late:
         listed(change, seen)
     assert await comparing == 0
+    assert watched.distrusted == 0
+
+
+async def test_what_is_deleted_during_the_grace_time_is_not_taken_for_a_lost_creation() -> None:
+    watched = Watched()
+    operating = watched.operating
+    operating.create()
+    comparing = asyncio.create_task(watched.resync.compare(0.05))
+    await asyncio.sleep(0.02)
+    operating.api.remove(operating.policy)
+    assert await comparing == 0
+    assert operating.index.keys() == []
     assert watched.distrusted == 0
 
 
