@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it isn't the one to handle signals
+    logging.getLogger("kopf._cogs.clients").setLevel(logging.CRITICAL)  # each try of each watch; our own calls say it
     try:
         asyncio.run(arguments.run(arguments))
     except (BadStart, NoLogin, UnknownSchema, WatchesEnded, errors.ApiError) as error:

@@ -29,7 +29,9 @@ class Resync:
         enqueue: Callable[[Key, float], None],
         distrust: Callable[[], None],
         telemetry: Telemetry,
+        random: Callable[[], float] = random.random,
     ) -> None:
+        self._random = random
         self._api, self._index, self._telemetry = api, index, telemetry
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._enqueue, self._distrust = enqueue, distrust
@@ -46,7 +48,7 @@ class Resync:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_SECONDS * (0.9 + 0.2 * random.random()))
+            await asyncio.sleep(RESYNC_SECONDS * (0.9 + 0.2 * self._random()))
             try:
                 await self.compare(GRACE_SECONDS)
             except errors.ApiError as error:
@@ -73,7 +75,7 @@ class Resync:
         keys = self._index.keys()
         self._telemetry.policies.set(len(keys))
         for key in keys:
-            self._enqueue(key, RESYNC_SECONDS * random.random())
+            self._enqueue(key, RESYNC_SECONDS * self._random())
         if count:
             self._distrust()
         return count

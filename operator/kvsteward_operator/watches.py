@@ -99,6 +99,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.inactivity_timeout = INACTIVITY_SECONDS
     chosen.networking.request_timeout = 60
+    chosen.networking.error_backoffs = (1, 1, 2, 2, 3, 3, 5, 5, 5, 5)  # soon back after the API server is
     for kind in CHILDREN:
         group, _, version = kind.api_version.rpartition("/")
         chosen.watching.label_selectors[group, version, kind.plural] = SELECTOR
