@@ -22,7 +22,7 @@ from .ticket import Ending, Ticket
 BACKEND = "Builtin"
 RING = 4096
 FLUSH_SECONDS = 0.1
-MAX_UNWRITTEN = 65_536  # lines; a reader that is this far behind loses some
+MAX_UNWRITTEN = 8_192  # lines; a reader that is this far behind loses some
 
 
 class Receipt(msgspec.Struct, frozen=True, rename="camel"):
