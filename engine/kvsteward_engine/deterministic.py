@@ -10,6 +10,7 @@ model's own weights, and the engine refuses to start where it doesn't hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -248,14 +249,20 @@ class _Inputs:
 
     def stages(self, head: bool = True) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         for layer in range(self._model.layers):
-            yield lambda rows, layer=layer: self._before(layer, rows)
-            yield lambda rows, layer=layer: self._model.after(layer, *self._split(rows))
+            yield partial(self._before, layer)
+            yield partial(self._after, layer)
         if head:
-            yield lambda rows: self._model.logits(self._split(rows)[0])
+            yield self._logits
 
     def _before(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         rotation = self._model.rotation(torch.ones(len(rows), dtype=torch.int64))
         return torch.cat([each.flatten(1) for each in self._model.before(layer, self._split(rows)[0], rotation)], dim=1)
+
+    def _after(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        return self._model.after(layer, *self._split(rows))
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(self._split(rows)[0])
 
     def _split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, attended = rows.split((self._hidden, self._attended), dim=1)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 
 from kvsteward_engine.errors import UnsupportedDevice
 
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 NUMBERS = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16}
 
 
@@ -42,20 +39,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def set_threads(threads: int) -> None:
-    """Use `threads` CPU threads for arithmetic; 0 takes torch's choice, or fewer where a CPU limit allows fewer."""
+    """Use `threads` CPU threads for arithmetic; 0 leaves torch's choice."""
     if threads < 0:
-        raise UnsupportedDevice(f"threads is {threads}; it must be 0 (as many as the CPU limit allows) or more")
-    torch.set_num_threads(threads or min(torch.get_num_threads(), allowed_cpus(CPU_LIMIT)))
-
-
-def allowed_cpus(limit: Path) -> int:
-    """Whole CPUs that a container's limit allows, at least 1; a great number where there is no limit.
-
-    torch counts the machine's cores. Threads beyond the limit wait for each other's time slices at every layer, which
-    makes a step many times slower.
-    """
-    try:
-        quota, period = limit.read_text().split()[:2]
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # no control groups v2, or "max": no limit
-        return 1 << 16
+        raise UnsupportedDevice(f"threads is {threads}; it must be 0 (torch's choice) or more")
+    if threads:
+        torch.set_num_threads(threads)

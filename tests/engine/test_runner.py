@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from kvsteward_engine import device
@@ -77,28 +75,6 @@ def test_a_dtype_the_device_cannot_compute_in_is_refused(oracle: Oracle, monkeyp
 def test_negative_threads_are_refused(oracle: Oracle) -> None:
     with pytest.raises(UnsupportedDevice, match="threads is -1"):
         Runner(oracle.folder, "FP32", pages=4, device="cpu", threads=-1)
-
-
-@pytest.mark.parametrize(
-    ("content", "allowed"),
-    [("200000 100000", 2), ("150000 100000\n", 1), ("50000 100000", 1), ("max 100000", 1 << 16), (None, 1 << 16)],
-)
-def test_threads_follow_the_containers_cpu_limit(tmp_path: Path, content: str | None, allowed: int) -> None:
-    file = tmp_path / "cpu.max"
-    if content is not None:
-        file.write_text(content)
-    assert device.allowed_cpus(file) == allowed
-
-
-def test_a_limit_lowers_torchs_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    (tmp_path / "cpu.max").write_text("100000 100000")
-    monkeypatch.setattr(device, "CPU_LIMIT", tmp_path / "cpu.max")
-    try:
-        device.set_threads(0)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
