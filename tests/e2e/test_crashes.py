@@ -19,17 +19,20 @@ def chat(tiny_policy):
 
 
 async def whole_text(chat, client, prompt):
-    return (await ask(client, chat.url, prompt, model=chat.model, key=chat.keys["acme"], max_tokens=TOKENS,
-                      ignore_eos=True)).text  # fmt: skip
+    answer = await ask(
+        client, chat.url, prompt, model=chat.model, key=chat.keys["acme"], max_tokens=TOKENS, ignore_eos=True
+    )
+    assert answer.complete, answer
+    return answer.text
 
 
-async def check_after(chat, load, texts) -> dict:
+async def check_after(chat, load, texts, seed) -> dict:
     """What must hold once the dust has settled; gives the figures."""
     believed = [answer for answer in load.answers if answer.looks_complete]
     lying = [answer for answer in believed if not answer.done or answer.text not in texts]
     assert not lying, "a stream looked complete and wasn't"
     leaked = await asyncio.to_thread(until, "no page is held", lambda: [held(chat)] if held(chat) == 0 else None, 30)
-    tokens = [5 + n % 200 for n in range(160)]
+    tokens = [5 + (seed * 53 + n) % 200 for n in range(160)]  # new to both tenants
     async with session(connections=1) as client:
         reused = [
             (await ask(client, chat.url, tokens, model=chat.model, key=chat.keys[tenant], max_tokens=2)).cached_tokens
@@ -59,7 +62,7 @@ async def test_a_killed_process_recovers_and_nothing_lies(chat, system, victim):
     async with load.running():
         await load.wait_for(STREAMS)
         if victim == "operator":
-            pod = system.items("pods", "app.kubernetes.io/name=kvsteward")[0]["metadata"]["name"]
+            pod = system.items("pods", "app.kubernetes.io/name=kvsteward-operator")[0]["metadata"]["name"]
             await asyncio.to_thread(system.kill, pod, "operator")
         else:
             pod = (await asyncio.to_thread(chat.kube.pods, chat.name))[0]["metadata"]["name"]
@@ -70,7 +73,9 @@ async def test_a_killed_process_recovers_and_nothing_lies(chat, system, victim):
         async with asyncio.timeout(120):
             while sum(answer.complete for answer in load.answers) < done + 2 * STREAMS:
                 await asyncio.sleep(0.1)
-    figures = await check_after(chat, load, texts)
+    await asyncio.sleep(2)  # the sidecar asks the engine every second whether it is another one
+    await chat.in_force("Full", timeout=60)
+    figures = await check_after(chat, load, texts, ["engine", "sidecar", "operator"].index(victim))
     if victim == "operator":
         assert all(answer.complete for answer in load.answers), "the operator's death is nobody's business"
     record(f"crash-{victim}", f"kill -9 of the {victim} during load", figures)
