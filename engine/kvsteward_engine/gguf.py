@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 from gguf import GGUFReader, dequantize
 
 from kvsteward_engine.config import ModelConfig, Rope, parse_config
 from kvsteward_engine.errors import BadCheckpoint, UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -104,6 +106,8 @@ class GgufCheckpoint:
         return frozenset(self._names)
 
     def read(self, name: str) -> torch.Tensor:
+        import torch  # slow to load, and not needed to describe the model
+
         stored = self._names.get(name)
         if stored is None:
             raise BadCheckpoint(f"{self.path} has no tensor for {name}; the file is incomplete")

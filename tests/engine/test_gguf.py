@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from kvsteward_engine.errors import BadCheckpoint, UnsupportedModel
 from kvsteward_engine.gguf import GgufCheckpoint
 from kvsteward_engine.gguf_tokenizer import tokenizer_config, tokenizer_json
 from kvsteward_engine.runner import Runner
+from kvsteward_engine.tokenizer import Tokenizer
 from support.gguf_file import TOKENS, write_gguf
 from support.oracle import SIZES, Oracle, random_tokens, sequence, step
 
@@ -141,6 +144,25 @@ def test_the_tokenizer_is_built_from_the_file(tmp_path: Path) -> None:
         "<|end|>",
         "{{ messages }}",
     )
+
+
+def test_the_server_reads_text_and_chats_with_a_gguf_files_own_tokenizer(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama")
+    for place in (file, tmp_path):
+        tokenizer = Tokenizer.load(place)
+        assert tokenizer.encode("he he") == [TOKENS.index("he"), TOKENS.index("Ġhe")]
+        assert tokenizer.render([{"role": "user", "content": "he"}]) == "[{'role': 'user', 'content': 'he'}]"
+
+
+def test_describing_a_model_does_not_load_torch(tmp_path: Path) -> None:
+    """A wrong flag should be told at once."""
+    oracle = Oracle(tmp_path / "oracle", "llama-gqa")
+    file = write_gguf(tmp_path / "model.gguf", oracle, "llama")
+    code = (
+        "import sys, pathlib; from kvsteward_engine.checkpoint import describe;"
+        "[describe(pathlib.Path(each)) for each in sys.argv[1:]]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(file), str(oracle.folder)], check=False).returncode == 0
 
 
 def test_a_tokenizer_cut_in_an_unknown_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
