@@ -31,7 +31,8 @@ class Api(Protocol):
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]: ...
 
     async def apply(self, kind: Kind, body: Object, *, force: bool, dry_run: bool = False) -> Object:
-        """Server-side apply. With `force` fields of other managers are taken over, else they are a Conflict."""
+        """Server-side apply. With `force` fields of other managers are taken over, else they are a Conflict. A
+        `metadata.uid` in the body makes it a Conflict if the object is another one, or gone."""
         ...
 
     async def create(self, kind: Kind, body: Object) -> None: ...
@@ -94,14 +95,19 @@ class KubernetesApi:
         query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
         if dry_run:
             query["dryRun"] = "All"
-        # JSON is YAML, so the body of a server-side apply may be JSON.
-        return await self._call(
-            "PATCH",
-            kind.path(metadata["namespace"], metadata["name"]),
-            body=body,
-            content_type="application/apply-patch+yaml",
-            query=query,
-        )
+        try:
+            # JSON is YAML, so the body of a server-side apply may be JSON.
+            return await self._call(
+                "PATCH",
+                kind.path(metadata["namespace"], metadata["name"]),
+                body=body,
+                content_type="application/apply-patch+yaml",
+                query=query,
+            )
+        except errors.Refused as error:
+            if "uid" in metadata and "metadata.uid: Invalid value" in str(error):
+                raise errors.Conflict(409, str(error)) from None  # another object has the name by now
+            raise
 
     async def create(self, kind: Kind, body: Object) -> None:
         await self._call(

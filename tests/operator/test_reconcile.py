@@ -468,3 +468,75 @@ async def test_an_index_that_missed_a_deletion_is_put_right_by_the_turn_that_tri
     await operating.turn()
     assert operating.api.find("Service", "chat") is not None
     assert operating.index.get(Place("Service", "serving", "chat")) is not None
+
+
+async def test_a_new_generation_starts_from_what_a_pause_holds() -> None:
+    operating = await started(rollout={"stage": "Shadow"})
+    operating.edit(rollout={"progress": "Paused"})
+    await operating.run()
+    operating.edit(rollout={"stage": "Cold"})
+    await operating.run()
+    operating.edit(rollout={"stage": "Full"}, engine={"model": {"revision": "2"}})
+    await operating.run()
+    assert [(one.model_revision, one.stage) for one in operating.status.generations] == [("2", "Cold")]
+
+
+async def test_an_event_whose_condition_has_moved_on_before_the_restart_is_told_all_the_same() -> None:
+    operating = Operating()
+    operating.create()
+
+    def dead(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("create", "Event"):
+            raise errors.Unavailable(0, "connection lost")
+
+    operating.api.fail = dead
+    with pytest.raises(errors.Unavailable):
+        await operating.turn()
+    operating.workloads.settle()
+    operating.api.fail = lambda verb, kind, name: None
+    operating.restart()
+    await operating.turn()
+    assert operating.condition("Available") == ("True", "PodsReady")
+    assert "PodsCreated" in operating.events
+
+
+async def test_figures_that_change_all_the_time_are_not_written_by_themselves() -> None:
+    operating = await started()
+    writes = len(operating.api.writes)
+    for in_flight in range(1, 5):
+        operating.sidecars.changes = {
+            pod["metadata"]["name"]: {"in_flight": in_flight, "resident_pages": 100}
+            for pod in operating.api.of_kind("Pod")
+        }
+        operating.sidecars.scrape()
+        await operating.turn()
+    assert len(operating.api.writes) == writes
+    operating.edit(rollout={"stage": "Full"})
+    await operating.turn()
+    assert [(one.in_flight, one.resident_pages) for one in operating.status.generations] == [(8, 200)]
+
+
+async def test_an_object_that_took_the_name_of_one_of_ours_unseen_is_not_touched() -> None:
+    operating = await started()
+    ours = operating.api.of_kind("Service")[0]
+    operating.api.watchers.clear()
+    operating.api.remove(ours)
+    theirs = operating.api.put(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "serving"}, "spec": {"x": 1}}
+    )
+    # All that the operator has seen is that its own Service was changed.
+    version = str(int(ours["metadata"]["resourceVersion"]) + 1)
+    operating.index.put({**ours, "spec": {}, "metadata": {**ours["metadata"], "resourceVersion": version}})
+    await operating.turn()
+    assert operating.api.find("Service", "chat") == theirs
+    assert operating.condition("Accepted") == ("False", "NameConflict")
+
+
+async def test_a_pod_that_only_bears_the_label_is_neither_counted_nor_asked() -> None:
+    operating = await started()
+    pod = operating.api.of_kind("Pod")[0]
+    bare = {name: value for name, value in pod["metadata"].items() if name not in ("ownerReferences", "uid")}
+    operating.api.put({**pod, "metadata": {**bare, "name": "stranger"}})
+    await operating.turn()
+    assert operating.status.replicas == 2
+    assert "stranger" not in [followed.name for followed in operating.sidecars.followed[KEY].pods]
