@@ -70,6 +70,17 @@ class Tenants(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Burst(Action):
+    """So many requests at once: more than run at the same time, so that queues form and running ones are preempted."""
+
+    requests: int
+
+    @property
+    def disturbs(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class CrashOperator(Action):
     """kill -9; the next one starts `down` seconds later."""
 

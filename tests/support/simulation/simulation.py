@@ -38,6 +38,7 @@ from .scenario import (
     OPERATOR,
     TENANTS,
     Action,
+    Burst,
     CrashOperator,
     CutApi,
     CutScrapes,
@@ -196,6 +197,8 @@ class _Run:
                 self._ask_pod(number, "DELETE")
             case Tenants(present=present):
                 write_keys(self.world.tenant_keys, present, self.loop.unix())
+            case Burst(requests=count):
+                self.clients.burst(count)
             case CrashOperator(down=down):
                 self._crash_operator(down)
             case RestartSidecar(pod=number, down=down):

@@ -13,6 +13,7 @@ from .scenario import (
     TENANTS,
     WORKLOADS,
     Action,
+    Burst,
     CrashOperator,
     CutApi,
     CutScrapes,
@@ -35,12 +36,13 @@ _SECONDS = st.sampled_from((0.5, 2.0, 6.0, 20.0))
 _POD = st.integers(0, 2)
 _PARTY = st.sampled_from((OPERATOR, 0, 1))
 _STAGE = st.sampled_from(("Cold", "Shadow", "Canary", "Full", "Full"))
+_SWITCH = st.sampled_from(("Engaged", "Released"))
 _PERCENT = st.sampled_from((0, 20, 50, 90))
 
 # Paths that may be set to any of these. None takes a field away, so that its default holds.
 _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "rollout.stage": _STAGE,
-    "rollout.killSwitch": st.sampled_from(("Engaged", "Released")),
+    "rollout.killSwitch": _SWITCH,
     "rollout.canary.percent": _PERCENT,
     "rollout.canary.workloads": st.sampled_from(([], [WORKLOADS[0]], list(WORKLOADS))),
     "rollout.protectedPercent": st.sampled_from((0, 10)),
@@ -57,41 +59,38 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "cache.capacity": st.sampled_from(("512Ki", "1Mi")),
     "engine.template.labels": st.sampled_from((None, {"kvsteward.dev/mine": "yes"})),
 }
-_SWITCHES = ("rollout.stage", "rollout.killSwitch", "rollout.canary.percent")
+_URGENT = ("rollout.stage", "rollout.killSwitch", "rollout.canary.percent")
 
 
 @st.composite
 def edits(draw: st.DrawFn) -> Edit:
     """One edit of one to three fields, most often of those that matter at once."""
-    paths = draw(st.lists(st.sampled_from((*_SWITCHES, *_SWITCHES, *_FIELDS)), min_size=1, max_size=3, unique=True))
+    paths = draw(st.lists(st.sampled_from((*_URGENT, *_URGENT, *_FIELDS)), min_size=1, max_size=3, unique=True))
     return Edit(tuple((path, draw(_FIELDS[path])) for path in paths), after=draw(_AFTER))
 
 
-def disturbances() -> st.SearchStrategy[Action]:
-    return st.one_of(
-        st.builds(CrashOperator, _SECONDS, after=_AFTER),
-        st.builds(RestartSidecar, _POD, _SECONDS, after=_AFTER),
-        st.builds(RestartEngine, _POD, _SECONDS, after=_AFTER),
-        st.builds(DeletePod, _POD, after=_AFTER),
-        st.builds(CutApi, _PARTY, _SECONDS, after=_AFTER),
-        st.builds(SlowApi, _PARTY, st.sampled_from((0.2, 1.0, 5.0)), _SECONDS, after=_AFTER),
-        st.builds(LoseWatch, _PARTY, st.sampled_from(("configmaps", "kvcachepolicies", "pods", "")), after=_AFTER),
-        st.builds(EndWatches, st.booleans(), after=_AFTER),
-        st.builds(CutScrapes, _POD, _SECONDS, after=_AFTER),
-        st.builds(Meddle, st.sampled_from(MEDDLINGS), after=_AFTER),
-    )
-
-
-def wishes() -> st.SearchStrategy[Action]:
-    """What people do on purpose."""
-    return st.one_of(
-        edits(),
-        edits(),
-        edits(),
-        st.builds(HoldCold, _POD, after=_AFTER),
-        st.builds(ReleaseCold, _POD, after=_AFTER),
-        st.builds(Tenants, st.sampled_from((TENANTS, TENANTS[1:], ())), after=_AFTER),
-    )
+# Every kind of action, by its name in a scenario.
+ACTIONS: dict[str, st.SearchStrategy[Action]] = {
+    "Edit": edits(),
+    "Switch": st.builds(lambda to, after: Edit((("rollout.killSwitch", to),), after=after), _SWITCH, _AFTER),
+    "Stage": st.builds(lambda to, after: Edit((("rollout.stage", to),), after=after), _STAGE, _AFTER),
+    "Burst": st.builds(Burst, st.sampled_from((10, 30)), after=_AFTER),
+    "HoldCold": st.builds(HoldCold, _POD, after=_AFTER),
+    "ReleaseCold": st.builds(ReleaseCold, _POD, after=_AFTER),
+    "Tenants": st.builds(Tenants, st.sampled_from((TENANTS, TENANTS[1:], ())), after=_AFTER),
+    "CrashOperator": st.builds(CrashOperator, _SECONDS, after=_AFTER),
+    "RestartSidecar": st.builds(RestartSidecar, _POD, _SECONDS, after=_AFTER),
+    "RestartEngine": st.builds(RestartEngine, _POD, _SECONDS, after=_AFTER),
+    "DeletePod": st.builds(DeletePod, _POD, after=_AFTER),
+    "CutApi": st.builds(CutApi, _PARTY, _SECONDS, after=_AFTER),
+    "SlowApi": st.builds(SlowApi, _PARTY, st.sampled_from((0.2, 1.0, 5.0)), _SECONDS, after=_AFTER),
+    "LoseWatch": st.builds(
+        LoseWatch, _PARTY, st.sampled_from(("configmaps", "kvcachepolicies", "pods", "")), after=_AFTER
+    ),
+    "EndWatches": st.builds(EndWatches, st.booleans(), after=_AFTER),
+    "CutScrapes": st.builds(CutScrapes, _POD, _SECONDS, after=_AFTER),
+    "Meddle": st.builds(Meddle, st.sampled_from(MEDDLINGS), after=_AFTER),
+}
 
 
 def finals() -> st.SearchStrategy[Edit]:
@@ -124,9 +123,12 @@ _REST: tuple[tuple[str, Any], ...] = (
 )
 
 
-def scenarios(most: int = 8) -> st.SearchStrategy[Scenario]:
-    """Up to `most` actions."""
-    action = st.one_of(wishes(), disturbances())
-    return st.builds(
-        Scenario, st.integers(0, 2**32 - 1), st.lists(action, min_size=1, max_size=most).map(tuple), finals()
-    )
+@st.composite
+def scenarios(draw: st.DrawFn, most: int = 10, kinds: tuple[str, ...] = ()) -> Scenario:
+    """Up to `most` actions of a few kinds, which are drawn first unless they are given: few kinds meet more often, and
+    many scenarios cover all of them."""
+    if not kinds:
+        kinds = tuple(draw(st.lists(st.sampled_from(sorted(ACTIONS)), min_size=2, max_size=5, unique=True)))
+    action = st.one_of([ACTIONS[kind] for kind in kinds])
+    actions = draw(st.lists(action, min_size=2, max_size=most))
+    return Scenario(draw(st.integers(0, 2**32 - 1)), tuple(actions), draw(finals()))
