@@ -124,7 +124,7 @@ def _struct(kind: inspect.StructType, path: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Any:
-    """A field's default as JSON. An object's is written out: the API server checks CEL rules against it as it stands."""
+    """A field's default as JSON. An object's is written out: the API server checks CEL rules against it as it is."""
     value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
     return value if value is msgspec.NODEFAULT else msgspec.to_builtins(value)
 

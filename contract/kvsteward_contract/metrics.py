@@ -1,4 +1,4 @@
-"""The sidecar's metrics as data: exporters, dashboards, alerts and docs are made from, or checked against, this table."""
+"""The sidecar's metrics as data: exporters, dashboards, alerts and docs are made from this table, or checked by it."""
 
 from dataclasses import dataclass
 from typing import Literal

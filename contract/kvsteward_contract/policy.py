@@ -82,7 +82,8 @@ Word = Annotated[str, Meta(pattern=WORD, max_length=128)]
 ObjectName = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
 TenantName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$", max_length=63)]
 WorkloadName = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", max_length=63)]
-RelativePath = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=255)]
+PATH = "^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
+RelativePath = Annotated[str, Meta(pattern=PATH, max_length=255)]
 Size = Annotated[str, Meta(pattern=QUANTITY, max_length=24)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Amount = Annotated[int | str, Meta(description="A Kubernetes quantity.")]
@@ -303,7 +304,11 @@ def decode_policy(resource: Any) -> Policy:
         raise InvalidPolicy("metadata.name is missing: give the policy a name")
     if "spec" not in resource:
         raise InvalidPolicy("spec is missing")
-    return Policy(metadata.get("namespace") or "default", name, metadata.get("uid") or "", decode_spec(resource["spec"]))
+    namespace, uid = metadata.get("namespace") or "default", metadata.get("uid") or ""
+    return Policy(namespace, name, uid, decode_spec(resource["spec"]))
+
+
+SMALLEST_CAPACITY = 1 << 20  # bytes
 
 
 # What spans fields. CEL has the same rules in the CRD (crd.py); these serve files and the operator.
@@ -330,28 +335,31 @@ def broken_rules(spec: PolicySpec) -> list[str]:
 def semantic_refusals(spec: PolicySpec) -> list[Refusal]:
     """What neither the schema nor CEL can see, worst first; empty when the spec is acceptable."""
     refusals = []
-    capacity = parse_quantity(spec.cache.capacity)
-    if capacity < 1 << 20:
+    if parse_quantity(spec.cache.capacity) < SMALLEST_CAPACITY:
         refusals.append(Refusal("CapacityTooSmall", "spec.cache.capacity is below 1Mi: no page pool fits in it"))
-    limits = spec.engine.resources.limits
-    on_device = any("/" in resource for resource in limits)
-    if (memory := limits.get("memory")) is not None and not on_device:
-        try:
-            limit = parse_quantity(str(memory))
-        except ValueError as error:
-            refusals.append(Refusal("InvalidResources", f"spec.engine.resources.limits.memory: {error}"))
-        else:
-            if capacity >= limit:
-                refusals.append(
-                    Refusal(
-                        "CapacityExceedsMemory",
-                        f"spec.cache.capacity {spec.cache.capacity} does not fit into the engine's memory limit "
-                        f"{memory}: raise the limit or lower the capacity",
-                    )
-                )
-    for label in spec.engine.template.labels:
-        if label.startswith((f"{wire.GROUP}/", "app.kubernetes.io/")):
-            refusals.append(
-                Refusal("ReservedLabel", f"spec.engine.template.labels: {label} is set by the operator; remove it")
-            )
+    if (refusal := _memory_refusal(spec)) is not None:
+        refusals.append(refusal)
+    refusals.extend(
+        Refusal("ReservedLabel", f"spec.engine.template.labels: {label} is set by the operator; remove it")
+        for label in spec.engine.template.labels
+        if label.startswith((f"{wire.GROUP}/", "app.kubernetes.io/"))
+    )
     return refusals
+
+
+def _memory_refusal(spec: PolicySpec) -> Refusal | None:
+    """A pool that the engine's memory limit can't hold. With an accelerator the pool is in the accelerator's memory."""
+    limits = spec.engine.resources.limits
+    if "memory" not in limits or any("/" in resource for resource in limits):
+        return None
+    try:
+        limit = parse_quantity(str(limits["memory"]))
+    except ValueError as error:
+        return Refusal("InvalidResources", f"spec.engine.resources.limits.memory: {error}")
+    if parse_quantity(spec.cache.capacity) < limit:
+        return None
+    return Refusal(
+        "CapacityExceedsMemory",
+        f"spec.cache.capacity {spec.cache.capacity} does not fit into the engine's memory limit {limits['memory']}: "
+        "raise the limit or lower the capacity",
+    )

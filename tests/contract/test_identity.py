@@ -62,7 +62,9 @@ def test_every_part_of_an_identity_changes_every_key(change):
 def test_two_prompts_share_exactly_their_common_leading_full_pages(one, other, block):
     keys, theirs = (page_keys(root_key(BASE), tokens, block) for tokens in (one, other))
     common = 0
-    while (common + 1) * block <= min(len(one), len(other)) and one[: (common + 1) * block] == other[: (common + 1) * block]:
+    for end in range(block, min(len(one), len(other)) + 1, block):
+        if one[:end] != other[:end]:
+            break
         common += 1
     assert keys[:common] == theirs[:common]
     assert not set(keys[common:]) & set(theirs[common:])

@@ -49,7 +49,7 @@ def test_defaults_are_safe():
         pytest.param("cache.capacity", "lots", "cache.capacity", id="not-a-quantity"),
         pytest.param("rollout.protectedPercent", 101, "protectedPercent", id="over-a-hundred"),
         pytest.param("engine.replicas", -1, "replicas", id="negative-replicas"),
-        pytest.param("engine.model.source.persistentVolumeClaim.path", "../secrets", "path", id="path-out-of-the-volume"),
+        pytest.param("engine.model.source.persistentVolumeClaim.path", "../secrets", "path", id="path-outside"),
         pytest.param("scopes.identity", {"source": "APIKey"}, "needs secret", id="api-keys-without-a-secret"),
         pytest.param("scopes.identity", {"source": "Header"}, "needs gatewaySecret", id="header-without-proof"),
         pytest.param("rollout.canary", {"percent": 96}, "more than 100", id="canary-meets-control"),
@@ -70,7 +70,9 @@ def test_an_invalid_spec_is_refused_by_the_name_of_its_field(path, value, messag
         pytest.param(None, "expected a KVCachePolicy", id="empty-file"),
         pytest.param({"kind": "Deployment"}, "expected apiVersion", id="another-kind"),
         pytest.param(
-            {"apiVersion": "kvsteward.dev/v1alpha1", "kind": "KVCachePolicy", "spec": SPEC}, "metadata.name", id="no-name"
+            {"apiVersion": "kvsteward.dev/v1alpha1", "kind": "KVCachePolicy", "spec": SPEC},
+            "metadata.name",
+            id="no-name",
         ),
         pytest.param(
             {"apiVersion": "kvsteward.dev/v1alpha1", "kind": "KVCachePolicy", "metadata": {"name": "a"}},
@@ -87,7 +89,7 @@ def test_a_resource_that_is_no_policy_is_refused(resource, message):
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
-        pytest.param("engine.resources", {"limits": {"memory": "512Mi"}}, "CapacityExceedsMemory", id="pool-over-limit"),
+        pytest.param("engine.resources", {"limits": {"memory": "512Mi"}}, "CapacityExceedsMemory", id="pool-too-big"),
         pytest.param("engine.resources", {"limits": {"memory": "2"}}, "CapacityExceedsMemory", id="two-bytes"),
         pytest.param("engine.resources", {"limits": {"memory": "much"}}, "InvalidResources", id="no-quantity"),
         pytest.param("cache.capacity", "1k", "CapacityTooSmall", id="pool-of-nothing"),
