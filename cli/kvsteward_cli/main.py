@@ -1,4 +1,4 @@
-"""`kvsteward local`, `kvsteward model fetch`, `kvsteward admin-token`."""
+"""`kvsteward local`, `kvsteward cluster`, `kvsteward model fetch`, `kvsteward admin-token`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from kvsteward_contract import wire
 from kvsteward_contract.identity import admin_token
 
+from kvsteward_cli.cluster import main as cluster
 from kvsteward_cli.errors import CommandFailed
 
 MIN_OPERATOR_KEY = 32  # bytes
@@ -18,6 +19,8 @@ MIN_OPERATOR_KEY = 32  # bytes
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 something broke, 2 it can't be done as asked; the last two with one sentence on stderr."""
     given = parser().parse_args(arguments)
+    if given.command == "cluster":
+        return cluster.finish("kvsteward", lambda: cluster.execute(given))
     try:
         if given.command == "local":
             need("local", "aiohttp", "uvloop", "torch")
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="kvsteward", description="KVSteward without a cluster, and beside one.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="local|model|admin-token")
+    commands = top.add_subparsers(dest="command", required=True, metavar="local|cluster|model|admin-token")
 
     local = commands.add_parser("local", help="serve a model under a policy file, on this machine alone")
     local.add_argument("-f", "--file", type=Path, required=True, help="a KVCachePolicy; edits are followed")
@@ -57,6 +60,11 @@ def parser() -> argparse.ArgumentParser:
     local.add_argument("--api-key", action="append", default=[], metavar="TENANT=KEY", help="may be given repeatedly")
     local.add_argument("--admin-token-file", type=Path, help="bearer token of the admin port; made if it isn't there")
     local.add_argument("--gateway-secret-file", type=Path, help="a gateway's token, for identity source Header")
+
+    about = f"{cluster.PURPOSE} Also installed as `kubectl kvcache`."
+    cluster.add_commands(
+        commands.add_parser("cluster", help=cluster.PURPOSE, description=about, parents=[cluster.shared()])
+    )
 
     model = commands.add_parser("model", help="models to try it with")
     fetched = model.add_subparsers(dest="action", required=True).add_parser("fetch", help="make a checkpoint folder")
