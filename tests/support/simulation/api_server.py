@@ -211,10 +211,11 @@ class ApiServer:
         watch = Watch(kind, name, stream, version)
         self._watches.append(watch)
         for change in self._log:
-            if change.version > version and change.kind == kind:
-                if name in ("", _decode(change.data)["metadata"]["name"]):
-                    watch.sent = change.version
-                    stream.send(_event(change))
+            if change.version <= version or change.kind != kind:
+                continue
+            if name in ("", _decode(change.data)["metadata"]["name"]):
+                watch.sent = change.version
+                stream.send(_event(change))
 
     # ---- what can go wrong
 

@@ -66,7 +66,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever awaits it
             done.set_exception(error)
         return done
 

@@ -54,9 +54,17 @@ class Generation:
     deltas: asyncio.Queue[tuple[list[int], Finish | None, Outcome | None] | None] = field(default_factory=asyncio.Queue)
 
 
+@dataclass(frozen=True, slots=True)
+class Hears:
+    """Who is told at once of what an engine does."""
+
+    matched: Callable[[Match], None]
+    confirmed: Callable[[], None]  # a policy is in force
+    violated: Callable[[], None]  # a page of another scope was met
+
+
 class EngineProcess:
-    """`matched` hears of each new match, `confirmed` of each policy put in force. `loading` seconds after its start it
-    serves."""
+    """`loading` seconds after its start it serves."""
 
     def __init__(
         self,
@@ -66,12 +74,12 @@ class EngineProcess:
         chance: random.Random,
         pod: str,
         asked: Namespace,
-        matched: Callable[[Match], None],
-        confirmed: Callable[[str], None],
+        hears: Hears,
         loading: float,
     ) -> None:
         self.loop, self.trace, self.chance, self.pod = loop, trace, chance, pod
-        self._matched, self._confirmed = matched, confirmed
+        self._hears = hears
+        self._violations = 0
         block = asked.block_tokens
         settings = EngineSettings(
             pages=asked.capacity // (block * BYTES_PER_TOKEN),
@@ -120,7 +128,7 @@ class EngineProcess:
 
     def _used(self, sequence: Sequence, use: Use) -> None:
         time, epoch = self._planned if use.admitted else self._finished
-        self._matched(Match(time, self.pod, epoch, sequence, use))
+        self._hears.matched(Match(time, self.pod, epoch, sequence, use))
 
     def _soon(self, call: Callable[[], None]) -> None:
         """Now, or in the middle of the next step, if one is to come."""
@@ -145,6 +153,9 @@ class EngineProcess:
             self._planned = (self.loop.time(), self.engine.state().epoch)
             deltas = self.engine.step()
             self._finished = (self.loop.time(), self.engine.state().epoch)
+            if self.engine.residency.scope_violations > self._violations:
+                self._violations = self.engine.residency.scope_violations
+                self._hears.violated()
             for delta in deltas:
                 generation = self._generations.get(delta.request_id)
                 if generation is not None:
@@ -207,7 +218,7 @@ class EngineProcess:
             state = self.engine.set_policy(policy)
             self.trace.note(self.pod, f"engine at epoch {state.epoch}")
             if not answered.done():
-                self._confirmed(self.pod)
+                self._hears.confirmed()
                 answered.set_result(Reply(409 if state.epoch > policy.epoch else 200, encode(state)))
 
         self._soon(take)

@@ -58,10 +58,12 @@ class Observer:
         self.answers: list[Answer] = []
         self.cold_since: float | None = None  # ColdPath is True in the status
         self.latched: dict[str, int | None] = {}  # pod -> attempt under which it was latched
+        self._by_violation: set[str] = set()  # latched pods whose sidecars may not know it yet
         self._stopped_since: dict[str, float] = {}  # pod -> when its engine confirmed that reuse is over
         self._status: PolicyStatus | None = None
         self._accepted_generation = 0  # the newest that a stored status calls accepted
         self._wholesome_since: dict[str, float] = {}  # pod -> from when on nothing was wrong with its watches
+        self._planted: set[str] = set()  # engine instances with a planted page
         self._asked: dict[str, tuple[Pod, Asked, Ticket]] = {}
         self._owed: dict[str, str] = {}  # name of an event that must exist at the end -> its reason
         self._api = api
@@ -73,10 +75,39 @@ class Observer:
         """Before `until` a pod may act on old news."""
         self._wholesome_since[pod] = max(until, self._wholesome_since.get(pod, 0.0))
 
-    def hold_confirmed(self, pod: Pod) -> None:
-        """POST /v1/cold was answered with 200."""
+    def held(self, pod: Pod) -> None:
+        """POST /v1/cold was taken."""
+        self._by_violation.discard(pod.name)
+        self._hold(pod)
+
+    def released(self, pod: Pod) -> None:
+        """DELETE /v1/cold was taken, or a higher attempt has come."""
+        self.latched.pop(pod.name, None)
+        self._by_violation.discard(pod.name)
+
+    def _hold(self, pod: Pod) -> None:
         document = pod.sidecar.control.policy.document if pod.sidecar else None
         self.latched[pod.name] = document.rollout.attempt if document else None
+
+    def plant(self, pod: Pod) -> None:
+        """What is resident says from now on that it is somebody else's."""
+        if pod.engine is not None:
+            self._planted.add(pod.engine.engine.state().instance)
+            for record in pod.engine.engine.residency.pages._index.values():
+                record.scope = "Private/somebody else"
+
+    def unplant(self, pod: Pod) -> None:
+        if pod.engine is not None:
+            for record in pod.engine.engine.residency.pages._index.values():
+                record.scope = record.account.scope
+
+    def violated(self, pod: Pod) -> None:
+        """The engine met a page of another scope: from now on nothing may match in this pod. Its sidecar hears of it
+        with the request's outcome, and decides Cold from then on."""
+        self._trace.note(pod.name, "scope violation")
+        if pod.name not in self.latched:
+            self._by_violation.add(pod.name)
+            self._hold(pod)
 
     def confirmed(self, pod: Pod) -> None:
         """A pod's engine has put what its sidecar wants in force."""
@@ -132,7 +163,7 @@ class Observer:
         if not any(_within(document, version.spec) for version in candidates):
             self._trace.breaks(
                 "no document allows more than a resource asked for",
-                f"{body['metadata']['name']} allows {document.rollout}, accepted generation {self._accepted_generation}",
+                f"{body['metadata']['name']} allows {document.rollout}, accepted is {self._accepted_generation}",
             )
 
     def _stored_status(self, status: PolicyStatus, body: dict[str, Any]) -> None:
@@ -140,27 +171,22 @@ class Observer:
         if status == before:
             return
         conditions = {one.type: one for one in status.conditions}
-        if conditions["Accepted"].status == "True":
+        accepted, cold = (conditions[name].status == "True" for name in ("Accepted", "ColdPath"))
+        seen = next((one for one in self.versions if one.generation == status.observed_generation), None)
+        if seen is not None and seen.acceptable is not accepted:
+            self._trace.breaks("acceptable specs are accepted, and no others", conditions["Accepted"].message)
+        if accepted:
             self._accepted_generation = max(self._accepted_generation, status.observed_generation)
-        elif (newest := self._version(status.observed_generation)) is not None and newest.acceptable:
-            self._trace.breaks("what is acceptable is accepted", conditions["Accepted"].message)
-        if (newest := self._version(status.observed_generation)) is not None and not newest.acceptable:
-            if conditions["Accepted"].status == "True":
-                self._trace.breaks("what is not acceptable is rejected", f"generation {newest.generation}")
-        if conditions["ColdPath"].status == "True":
-            if self.cold_since is None and self.versions[-1].engaged:
-                self.cold_since = self._loop.time()
+        if cold and self.cold_since is None and self.versions[-1].engaged:
+            self.cold_since = self._loop.time()
         self._history(before, status)
         metadata = body["metadata"]
         owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
         for telling in tellings(owner, status, self._loop.unix()):
             self._owed.setdefault(telling.name, telling.reason)
 
-    def _version(self, generation: int) -> Version | None:
-        return next((one for one in self.versions if one.generation == generation), None)
-
     def _history(self, before: PolicyStatus | None, after: PolicyStatus) -> None:
-        """Nothing is skipped, rewritten or forgotten: entries go on where the stored ones ended, from stage to stage."""
+        """Nothing is skipped, rewritten or forgotten: entries go on where the stored ones ended."""
         old = before.history if before is not None else ()
         last = old[-1].sequence if old else 0
         fresh = [entry for entry in after.history if entry.sequence > last]
@@ -204,7 +230,8 @@ class Observer:
         for problem, found in problems.items():
             if found:
                 self._trace.breaks("no more reuse than document and resource allow", f"{pod.name}: {problem}")
-        self._check_latch(pod, "decided Reuse")
+        if pod.name not in self._by_violation:
+            self._check_latch(pod, "decided Reuse")
 
     def matched(self, match: Match) -> None:
         self.matches += 1
@@ -222,10 +249,13 @@ class Observer:
                 self._trace.breaks("no match across scopes", f"on {match.pod}: {asked.tenant} reads {owner}'s pages")
         if directive.epoch != match.engine_epoch:
             self._trace.breaks(
-                "no match under another epoch", f"on {match.pod}: {directive.epoch} while the engine is at {match.engine_epoch}"
+                "no match under another epoch",
+                f"on {match.pod}: {directive.epoch} while the engine is at {match.engine_epoch}",
             )
         if self.cold_since is not None and now > self.cold_since:
-            self._trace.breaks("no match after a confirmed switch", f"on {match.pod}, ColdPath True since {self.cold_since:.3f}")
+            self._trace.breaks(
+                "no match after a confirmed switch", f"on {match.pod}, ColdPath is True since {self.cold_since:.3f}"
+            )
         if (stopped := self._stopped_since.get(match.pod)) is not None and now > stopped:
             self._trace.breaks(
                 "no match after a pod confirmed the loss of its permission", f"{match.pod} had, at {stopped:.3f}"
@@ -279,7 +309,7 @@ class Observer:
             self._trace.breaks("refcounts are zero at the end", pod.name)
         if idle and pages.free + pages.retained != pages.total:
             self._trace.breaks("refcounts are zero at the end", f"{pod.name}: {pages.total - pages.free} pages leaked")
-        if engine.engine.residency.scope_violations:
+        if engine.engine.residency.scope_violations and engine.engine.state().instance not in self._planted:
             self._trace.breaks("no scope violation without a planted page", pod.name)
 
     def events_told(self) -> None:
@@ -293,11 +323,11 @@ class Observer:
 def _within(document: PolicyDocument, spec: PolicySpec) -> bool:
     """Whether a document allows no more than this spec asks for."""
     told, asked = document.rollout, spec.rollout
-    allowed = asked.canary.workloads
+    canary, allowed = set(told.canary.workloads), set(asked.canary.workloads)
     return (
         told.stage.rank <= asked.stage.rank
         and told.canary.percent <= asked.canary.percent
-        and (told.canary.percent == 0 or not allowed or (bool(told.canary.workloads) and set(told.canary.workloads) <= set(allowed)))
+        and (told.canary.percent == 0 or not allowed or (bool(canary) and canary <= allowed))
         and told.protected_percent >= asked.protected_percent
         and (asked.kill_switch is KillSwitch.RELEASED or told.kill_switch is KillSwitch.ENGAGED)
         and told.attempt <= asked.attempt

@@ -28,6 +28,8 @@ class OperatorApi:
 
     def __init__(self, network: Network, server: ApiServer) -> None:
         self._network, self._server = network, server
+        self.last_writes = 0  # after so many more writes `crash` is called; 0 = never
+        self.crash: Callable[[], None] = lambda: None
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         def read() -> Object:
@@ -41,30 +43,34 @@ class OperatorApi:
         return await self._call(lambda: [body for body in self._server.all(kind.name) if selected(body, selector)])
 
     async def apply(self, kind: Kind, body: Object, *, force: bool, dry_run: bool = False) -> Object:
-        return await self._call(lambda: self._server.apply(body, FIELD_MANAGER, force, dry_run))
+        return await self._call(lambda: self._server.apply(body, FIELD_MANAGER, force, dry_run), writes=not dry_run)
 
     async def create(self, kind: Kind, body: Object) -> None:
-        await self._call(lambda: self._server.create(body, FIELD_MANAGER))
+        await self._call(lambda: self._server.create(body, FIELD_MANAGER), writes=True)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         try:
-            await self._call(lambda: self._server.delete(kind.name, name, namespace, uid))
+            await self._call(lambda: self._server.delete(kind.name, name, namespace, uid), writes=True)
         except (errors.NotFound, errors.Conflict):
             return
 
     async def replace_status(self, namespace: str, name: str, resource_version: str, status: Object) -> Object:
         plain = msgspec.json.decode(msgspec.json.encode(status))
         return await self._call(
-            lambda: self._server.replace_status(POLICY.name, name, namespace, resource_version, plain)
+            lambda: self._server.replace_status(POLICY.name, name, namespace, resource_version, plain), writes=True
         )
 
     async def schema(self, group_version: str) -> Object:
         raise errors.NotFound(404, "the simulation serves no schemas")
 
-    async def _call(self, work: Callable[[], Result]) -> Result:
+    async def _call(self, work: Callable[[], Result], writes: bool = False) -> Result:
         await self._pass()
         try:
             done = work()
+            if writes and self.last_writes:
+                self.last_writes -= 1
+                if not self.last_writes:
+                    self.crash()
         except ApiRefusal as refusal:
             await self._pass()
             raise errors.api_error(refusal.status, refusal.reason, str(refusal)) from None

@@ -39,7 +39,7 @@ class OperatorProcess:
         self.index = Index()
         self.queue = WorkQueue(loop.time, chance.random)
         self.telemetry = Telemetry(loop.time)
-        api = OperatorApi(world.network, server)
+        self.api = api = OperatorApi(world.network, server)
         self.scraper = SidecarScraper(OPERATOR_KEY, self._uid_of, self.queue.add, self.telemetry)
         session: Any = Session(world.network, NAME, timeout=TIMEOUT)
         self.scraper._session = session

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from multidict import CIMultiDict
 
 from . import api_server
 from .clock import SimulatedLoop
-from .engine_process import EngineGone, EngineProcess, Match, host_of
+from .engine_process import EngineGone, EngineProcess, Hears, Match, host_of
 from .network import Network, Reply, Request, Server, Session
 from .trace import Trace
 
@@ -80,7 +81,7 @@ class World:
     folder: Path
     tenant_keys: Path
     matched: Callable[[Match], None]
-    confirmed: Callable[[str], None]  # an engine has confirmed a policy; which pod's
+    tell: Callable[[str, str], None]  # what happened in a pod, one of Observer's words for it; which pod
 
 
 class Sidecar:
@@ -145,8 +146,10 @@ class Sidecar:
                 return Reply(200, encode_observation(self.control.observation()))
             case "POST", "/v1/cold":
                 self.control.hold_cold()
+                self._world.tell("held", self.pod.name)
             case "DELETE", "/v1/cold":
                 self.control.release()
+                self._world.tell("released", self.pod.name)
             case _:
                 return Reply(404)
         return Reply(200, msgspec.json.encode({"latch": self.control.latch, "epoch": self.control.permission.epoch}))
@@ -293,8 +296,10 @@ class Pod:
     def start_engine(self, loading: float) -> None:
         asked = make_parser().parse_args(["serve", *self._template["spec"]["containers"][0]["args"]])
         world = self._world
+        confirmed, violated = (partial(world.tell, event, self.name) for event in ("confirmed", "violated"))
+        hears = Hears(world.matched, confirmed, violated)
         self.engine = EngineProcess(
-            world.loop, world.network, world.trace, world.chance, self.name, asked, world.matched, world.confirmed, loading
+            world.loop, world.network, world.trace, world.chance, self.name, asked, hears, loading
         )
 
     def kill_sidecar(self) -> None:

@@ -1,4 +1,4 @@
-"""What a simulation is told to do, as data: edits by people, and what goes wrong. Printed, it can be pasted into a test.
+"""What a simulation is told to do, as data: edits by people, and what goes wrong. Printed, it fits into a test.
 
 Pods are chosen by a number, taken modulo how many there are at that moment. `after` seconds pass before each action.
 """
@@ -82,9 +82,11 @@ class Burst(Action):
 
 @dataclass(frozen=True, slots=True)
 class CrashOperator(Action):
-    """kill -9; the next one starts `down` seconds later."""
+    """kill -9; the next one starts `down` seconds later. With `writes`, it dies right after its so many'th write from
+    now: stored by the API server, and not known to the operator."""
 
     down: float
+    writes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,21 @@ class Meddle(Action):
     what: str
 
 
-MEDDLINGS = ("scale the Deployment", "raise the document", "delete the document", "delete the Role", "delete the Service")
+@dataclass(frozen=True, slots=True)
+class PlantPage(Action):
+    """A page of one tenant turns up under the key of another tenant's text, as by a fault of the engine."""
+
+    pod: int
+
+
+MEDDLINGS = (
+    "annotate the policy",
+    "scale the Deployment",
+    "raise the document",
+    "delete the document",
+    "delete the Role",
+    "delete the Service",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from .scenario import (
     HoldCold,
     LoseWatch,
     Meddle,
+    PlantPage,
     ReleaseCold,
     RestartEngine,
     RestartSidecar,
@@ -135,15 +136,20 @@ class _Run:
         keys.mkdir()
         self.api = ApiServer(loop, chance)
         self.observer = Observer(loop, self.trace, self.api, POLICY, NAMESPACE)
-        self.world = World(loop, chance, self.trace, network, folder, keys, self.observer.matched, self._confirmed)
+        self.world = World(loop, chance, self.trace, network, folder, keys, self.observer.matched, self._tell)
         network.servers[(api_server.HOST, api_server.PORT)] = Server(self.api.handle)
         loop.set_exception_handler(self._crashed)
         self.operator: OperatorProcess | None = None
         self._timers: set[asyncio.TimerHandle] = set()
 
-    def _confirmed(self, name: str) -> None:
+    def _tell(self, event: str, name: str) -> None:
         if (pod := self.nodes.pods.get(name)) is not None:
-            self.observer.confirmed(pod)
+            {
+                "confirmed": self.observer.confirmed,
+                "violated": self.observer.violated,
+                "held": self.observer.held,
+                "released": self.observer.released,
+            }[event](pod)
 
     def _crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.trace.breaks("nothing crashes", f"{context.get('message')}: {context.get('exception')!r}")
@@ -161,6 +167,8 @@ class _Run:
             await asyncio.sleep(action.after)
             self.trace.note("ACTION", repr(action))
             self._do(action)
+        for pod in self.nodes.pods.values():
+            self.observer.unplant(pod)
         await asyncio.sleep(2.0)
         self._calm()
         self._do(scenario.final)
@@ -199,8 +207,14 @@ class _Run:
                 write_keys(self.world.tenant_keys, present, self.loop.unix())
             case Burst(requests=count):
                 self.clients.burst(count)
-            case CrashOperator(down=down):
+            case CrashOperator(down=down, writes=0):
                 self._crash_operator(down)
+            case CrashOperator(down=down, writes=writes):
+                if self.operator is not None:
+                    self.operator.api.last_writes = writes
+                    self.operator.api.crash = lambda: self._crash_operator(down)
+            case PlantPage(pod=number):
+                self._on(number, self.observer.plant)
             case RestartSidecar(pod=number, down=down):
                 self._on(number, lambda pod: self.nodes.restart_sidecar(pod, down))
             case RestartEngine(pod=number, down=down):
@@ -299,14 +313,14 @@ class _Run:
         except aiohttp.ClientError:
             return  # the sidecar isn't there just now
         self.trace.note("engineer", f"{method} /v1/cold of {pod.name}: {status}")
-        if status == 200:
-            self.observer.hold_confirmed(pod) if method == "POST" else self.observer.release_confirmed(pod)
 
     def _meddle(self, what: str) -> None:
         self.observer.meddling = True
         documents = [body["metadata"]["name"] for body in self.api.all("ConfigMap")]
         try:
             match what:
+                case "annotate the policy":
+                    self.api.edit(wire.KIND, POLICY, NAMESPACE, lambda body: _annotate(body, self.loop.time()))
                 case "scale the Deployment":
                     self.api.edit("Deployment", POLICY, NAMESPACE, lambda body: body["spec"].update(replicas=3))
                 case "raise the document" if documents:
@@ -333,6 +347,8 @@ class _Run:
         for timer in self._timers:
             timer.cancel()
         self.world.network.heal()
+        if self.operator is not None:
+            self.operator.api.last_writes = 0
         self._start_operator()
         write_keys(self.world.tenant_keys, TENANTS, self.loop.unix())
         self.clients.pace = 5.0
@@ -372,6 +388,10 @@ class _Run:
             pod.remove()
         if self.operator is not None:
             self.operator.kill()
+
+
+def _annotate(body: dict[str, Any], now: float) -> None:
+    body["metadata"].setdefault("annotations", {})["example.com/touched"] = f"{now:.3f}"
 
 
 def _raise_document(body: dict[str, Any]) -> None:

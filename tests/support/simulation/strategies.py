@@ -23,6 +23,7 @@ from .scenario import (
     HoldCold,
     LoseWatch,
     Meddle,
+    PlantPage,
     ReleaseCold,
     RestartEngine,
     RestartSidecar,
@@ -78,7 +79,7 @@ ACTIONS: dict[str, st.SearchStrategy[Action]] = {
     "HoldCold": st.builds(HoldCold, _POD, after=_AFTER),
     "ReleaseCold": st.builds(ReleaseCold, _POD, after=_AFTER),
     "Tenants": st.builds(Tenants, st.sampled_from((TENANTS, TENANTS[1:], ())), after=_AFTER),
-    "CrashOperator": st.builds(CrashOperator, _SECONDS, after=_AFTER),
+    "CrashOperator": st.builds(CrashOperator, _SECONDS, st.integers(0, 12), after=_AFTER),
     "RestartSidecar": st.builds(RestartSidecar, _POD, _SECONDS, after=_AFTER),
     "RestartEngine": st.builds(RestartEngine, _POD, _SECONDS, after=_AFTER),
     "DeletePod": st.builds(DeletePod, _POD, after=_AFTER),
@@ -88,6 +89,7 @@ ACTIONS: dict[str, st.SearchStrategy[Action]] = {
         LoseWatch, _PARTY, st.sampled_from(("configmaps", "kvcachepolicies", "pods", "")), after=_AFTER
     ),
     "EndWatches": st.builds(EndWatches, st.booleans(), after=_AFTER),
+    "PlantPage": st.builds(PlantPage, _POD, after=_AFTER),
     "CutScrapes": st.builds(CutScrapes, _POD, _SECONDS, after=_AFTER),
     "Meddle": st.builds(Meddle, st.sampled_from(MEDDLINGS), after=_AFTER),
 }
@@ -96,7 +98,7 @@ ACTIONS: dict[str, st.SearchStrategy[Action]] = {
 def finals() -> st.SearchStrategy[Edit]:
     """The last edit sets every field that an edit may have set: all paths lead to one of these."""
     rollouts = st.sampled_from(
-        (("Full", "Released"), ("Full", "Engaged"), ("Canary", "Released"), ("Shadow", "Released"), ("Cold", "Released"))
+        (*((stage, "Released") for stage in ("Full", "Canary", "Shadow", "Cold")), ("Full", "Engaged"))
     )
     return st.builds(
         lambda rollout, revision: Edit((*_rollout(*rollout), *_REST, ("engine.model.revision", revision))),
