@@ -1,6 +1,7 @@
 """The node: namespaces, mounts, network and cgroups, made so that killing one process takes them all away."""
 import json
 import os
+import re
 import shlex
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from processes import alive, background, enter, wait
 # mounted there. The mounts exist only in the cluster's mount namespace, so nothing is left on the host.
 MOUNTS = {"/run/containerd": "run-containerd", "/var/lib/containerd": "containerd", "/var/lib/cni": "cni-state",
           "/var/lib/kubelet": "kubelet", "/var/log/containers": "container-links", "/var/log/pods": "pod-logs"}
+# Images are kept in memory where there is plenty: on disk, loading and removing them takes up to a minute each.
+IMAGES, IMAGES_GIB, ROOMY = "/var/lib/containerd", 8, 12 << 30
 # The kubelet sets these for the whole machine; `restore` puts them back.
 SYSCTLS = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
            "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"]
@@ -33,12 +36,15 @@ def create() -> None:
     background("init", ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "slave",
                         "sh", "-c", "trap '' CHLD; exec sleep infinity"], cwd="/")
     wait("namespaces", lambda: works(["grep", "-qx", "sleep", f"/proc/{alive('init')}/comm"]), "init", timeout=5)
-    binds = "\n".join(shlex.join(["mount", "--bind", str(STATE / source), target]) for target, source in MOUNTS.items())
+    mounts = [["mount", "--bind", str(STATE / source), target] for target, source in MOUNTS.items()]
+    if memory_available() > ROOMY:
+        mounts.append(["mount", "-t", "tmpfs", "-o", f"size={IMAGES_GIB}g", "images", IMAGES])
+    commands = "\n".join(shlex.join(mount) for mount in mounts)
     # A veth pair with both ends here is the node's interface: not every kernel has the dummy type. The default
     # route lets the node itself reach service addresses; anything else it would reach does not answer.
     run(*enter("sh", "-euc", f"""
 mount --make-rshared /
-{binds}
+{commands}
 ip link set lo up
 ip link add node0 type veth peer name node0p
 ip addr add {NODE_IP}/24 dev node0
@@ -64,6 +70,12 @@ def restore() -> None:
                 os.rmdir(folder)
         except OSError:
             pass  # something else uses it by now
+
+
+def memory_available() -> int:
+    """Bytes that the kernel could hand out without swapping."""
+    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) << 10 if found else 0
 
 
 def mounted(folder: Path) -> bool:
