@@ -1,4 +1,4 @@
-"""`kvsteward local`, `kvsteward cluster`, `kvsteward model fetch`, `kvsteward admin-token`."""
+"""The `kvsteward` command: serving on a laptop, looking after a cluster, planning and checking."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from kvsteward_contract.identity import admin_token
 
 from kvsteward_cli.cluster import main as cluster
 from kvsteward_cli.errors import CommandFailed
+from kvsteward_cli.planning import main as planning
 
 MIN_OPERATOR_KEY = 32  # bytes
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 done, 1 something broke, 2 it can't be done as asked; the last two with one sentence on stderr."""
+    """Exit status: 0 done, 1 something broke, 2 it can't be done as asked; the last two with one sentence on stderr.
+
+    `lint` has its own: 0 clean, 1 risks only, 2 invalid.
+    """
     given = parser().parse_args(arguments)
     if given.command == "cluster":
         return cluster.finish("kvsteward", lambda: cluster.execute(given))
@@ -37,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
                     given.gateway_secret_file,
                 )
             )
+        elif given.command in planning.COMMANDS:
+            return planning.execute(given)
         elif given.command == "model":
             need("model fetch", "torch", "gguf")
             fetch(given.folder)
@@ -50,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="kvsteward", description="KVSteward without a cluster, and beside one.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="local|cluster|model|admin-token")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     local = commands.add_parser("local", help="serve a model under a policy file, on this machine alone")
     local.add_argument("-f", "--file", type=Path, required=True, help="a KVCachePolicy; edits are followed")
@@ -65,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_commands(
         commands.add_parser("cluster", help=cluster.PURPOSE, description=about, parents=[cluster.shared()])
     )
+
+    planning.add_commands(commands)
 
     model = commands.add_parser("model", help="models to try it with")
     fetched = model.add_subparsers(dest="action", required=True).add_parser("fetch", help="make a checkpoint folder")
