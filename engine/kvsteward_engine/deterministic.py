@@ -23,7 +23,7 @@ from kvsteward_engine.models import Model, QueryKeyValue, Rotation, forward
 from kvsteward_engine.sequence import SamplingParams, Sequence, Step, Work
 
 NARROW = (8, 16, 32)  # rows a tile; the first that proves itself
-WIDE = (256, 128, 64)  # rows a tile for long prompts, where bits equal those of the narrow tile
+WIDE = (256, 128, 64, 32)  # rows a tile for long prompts, where bits equal those of the narrow tile
 QUERY_TILE = 16  # positions
 KEY_TILE = 512  # positions; torch's CPU kernel reduces over blocks of as many keys
 
