@@ -69,8 +69,8 @@ class Runner:
         """
         with torch.inference_mode():
             wanted = [work.sequence for work in step.works if work.sample]
-            logits = self.logits(step)
-            return sample(logits, wanted) if wanted else []
+            logits = self.logits(step) if step.works else None
+            return [] if logits is None or not wanted else sample(logits, wanted)
 
     def logits(self, step: Step) -> torch.Tensor:
         """Compute a step; float32 logits (works with `sample`, vocab), in their order."""

@@ -106,7 +106,9 @@ def test_a_step_without_room_is_told_apart_and_can_be_repeated(oracle: Oracle, m
 
 def test_a_step_that_samples_nothing_gives_nothing(oracle: Oracle) -> None:
     held = sequence(random_tokens(20, seed=1), range(3))
-    assert load(oracle).run(Step((Work(held, 0, 20, sample=False),))) == []
+    runner = load(oracle)
+    assert runner.run(Step((Work(held, 0, 20, sample=False),))) == []
+    assert runner.run(Step(())) == []
 
 
 def test_seeded_answers_are_the_same_cold_reused_and_after_a_recompute(oracle: Oracle) -> None:
