@@ -18,7 +18,7 @@ from .status import CONDITIONS
 REASONS: dict[Reason, str] = {
     Reason.VERIFY_REPLAY: "a cold re-run that checks a reused answer",
     Reason.KILL_SWITCH: "`killSwitch: Engaged`, or this pod is latched on the cold path",
-    Reason.POLICY_UNAVAILABLE: "the sidecar has not seen a policy document yet",
+    Reason.POLICY_UNAVAILABLE: "the sidecar has not seen both the policy and its document yet",
     Reason.AMBIGUOUS_METADATA: "credentials that are repeated, oversized or name two tenants",
     Reason.NO_TENANT: "no credential, or one that no tenant has",
     Reason.UNSUPPORTED_REQUEST: "reuse would change the answer (prompt log-probabilities)",

@@ -3,8 +3,9 @@
 Pure. The stage in force is the lower of the document's and the resource's, and the kill switch is engaged when either
 says so: what takes permission away acts at once, while the operator is down or from a spec that nobody would accept;
 what gives it back waits until the operator has accepted it into the document. Only these two fields are read from the
-resource. `losses` says what a change takes away: any loss raises the engine's epoch, so that
-requests decided before it can't match after it.
+resource, but without it nothing is permitted: after a restart the document may come first, and while the operator is
+down it says nothing of a switch that this pod has confirmed. `losses` says what a change takes away: any loss raises
+the engine's epoch, so that requests decided before it can't match after it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ResourceView:
 class Permission:
     """One snapshot: a request reads it once. Compared as a value; `epoch` is the engine epoch it is valid under."""
 
-    known: bool = False  # a document was seen
+    known: bool = False  # a document was seen, and the resource that it names
     version: str = ""  # of the document
     uid: str = ""
     namespace: str = ""
@@ -120,7 +121,7 @@ def permission_for(
     credentials: frozenset[str],
     tenant_key: bytes = b"",
 ) -> Permission:
-    """The permission that these give, at epoch 0. `resource` is heeded only when the document names its uid.
+    """The permission that these give, at epoch 0. `resource` counts only when the document names its uid.
 
     `tenant_key` makes the tenants' opaque digests, which name the overrides' retention classes.
     """
@@ -128,9 +129,10 @@ def permission_for(
     if document is None:
         return Permission(latch=held, credentials=credentials)
     rollout = document.rollout
-    stage, switch = rollout.stage, rollout.kill_switch
+    known, stage, switch = False, Stage.COLD, rollout.kill_switch
     if resource is not None and resource.uid == document.policy.uid:
-        stage = min(stage, resource.stage, key=lambda one: one.rank)
+        known = True
+        stage = min(rollout.stage, resource.stage, key=lambda one: one.rank)
         if resource.kill_switch is KillSwitch.ENGAGED:
             switch = KillSwitch.ENGAGED
     overrides = {
@@ -138,7 +140,7 @@ def permission_for(
         for override in document.overrides
     }
     return Permission(
-        known=True,
+        known=known,
         version=version,
         uid=document.policy.uid,
         namespace=document.policy.namespace,

@@ -14,7 +14,7 @@ from kvsteward_sidecar import engine_link
 from kvsteward_sidecar.admin import AdminToken, admin_app
 from kvsteward_sidecar.control import Control
 from kvsteward_sidecar.ticket import Ending
-from support.control_plane import PolicyEngine, admit, document, running_control, until
+from support.control_plane import PolicyEngine, admit, document, resource, running_control, until
 from yarl import URL
 
 TOKEN = "admin-" + "x" * 58
@@ -153,6 +153,7 @@ async def test_the_cold_switch_latches_and_releases(admin: Admin) -> None:
 
 async def test_the_policy_in_force_is_shown(admin: Admin) -> None:
     admin.control.policy.take_document(canonical(document(stage="Full")))
+    admin.control.policy.take_resource(resource(stage="Full"))
     await until(lambda: admin.control.link.acknowledged)
     shown = await admin.json("/v1/policy")
     assert (shown["stage"], shown["acknowledged"], shown["killSwitch"]) == ("Full", True, False)

@@ -82,6 +82,7 @@ async def test_a_cold_request_carries_no_salt_but_keeps_its_place_in_the_queue(
 ) -> None:
     async with running_control(tmp_path, engine) as control:
         control.policy.take_document(canonical(document(stage="Cold")))
+        control.policy.take_resource(resource(stage="Full"))
         made = directive(admit(control))
         assert (made.mode, made.namespace, made.scope) == (Mode.COLD, "", "")
         assert made.queue
@@ -96,6 +97,18 @@ async def test_before_any_document_requests_are_cold_for_want_of_a_policy(tmp_pa
         assert directive(ticket).mode is Mode.COLD
 
 
+async def test_after_a_restart_a_document_alone_permits_nothing(tmp_path: Path, engine: PolicyEngine) -> None:
+    """The resource may say Engaged while the document, which the operator is too dead to write, says Full."""
+    async with running_control(tmp_path, engine) as control:
+        control.policy.take_document(canonical(document(stage="Full", protectedPercent=0)))
+        await until(lambda: control.link.acknowledged)
+        assert admit(control).decision.reason.value == "PolicyUnavailable"
+        control.policy.take_resource(resource(stage="Full", killSwitch="Engaged"))
+        assert admit(control, request="2" * 32).decision.reason.value == "KillSwitch"
+        control.policy.take_resource(resource(stage="Full"))
+        assert admit(control, request="3" * 32).decision.reason.value == "Reuse"
+
+
 async def test_before_the_engine_was_heard_a_directive_has_no_epoch_that_could_match(
     tmp_path: Path, engine: PolicyEngine
 ) -> None:
@@ -103,7 +116,9 @@ async def test_before_the_engine_was_heard_a_directive_has_no_epoch_that_could_m
     engine.epoch = 12
     async with running_control(tmp_path, engine) as control:
         control.policy.take_document(canonical(document(stage="Full", protectedPercent=0)))
-        assert directive(admit(control)).epoch == 0
+        control.policy.take_resource(resource(stage="Full"))
+        ticket = admit(control)
+        assert (ticket.decision.reason.value, directive(ticket).epoch) == ("Reuse", 0)
         assert control.refusal() is not None
         engine.loading = False
         await until(lambda: control.link.acknowledged)
@@ -140,6 +155,7 @@ async def test_a_request_decided_before_a_loss_keeps_the_old_epoch(tmp_path: Pat
 async def test_a_gain_does_not_raise_the_epoch(tmp_path: Path, engine: PolicyEngine) -> None:
     async with running_control(tmp_path, engine) as control:
         control.policy.take_document(canonical(document(stage="Shadow")))
+        control.policy.take_resource(resource(stage="Full"))
         await until(lambda: control.link.acknowledged)
         epoch = control.permission.epoch
         control.policy.take_document(canonical(document(stage="Full")))

@@ -69,9 +69,15 @@ def test_the_kill_switch_is_engaged_when_either_says_so(
     assert permission.stopped is engaged
 
 
-def test_a_resource_with_another_uid_changes_nothing() -> None:
-    permission = made(view("Engaged", "Cold", uid="another"), stage="Full")
-    assert (permission.stage, permission.kill_switch) == (Stage.FULL, False)
+@pytest.mark.parametrize("other", [pytest.param(None, id="none"), pytest.param(view(uid="another"), id="of-another")])
+def test_without_the_resource_that_it_names_a_document_permits_nothing(other: ResourceView | None) -> None:
+    permission = made(other, stage="Full")
+    assert (permission.known, permission.stage, permission.version) == (False, Stage.COLD, "sha256:1")
+    assert made(view(), stage="Full").known
+
+
+def test_a_resource_with_another_uid_engages_nothing() -> None:
+    assert not made(view("Engaged", "Cold", uid="another"), stage="Full").kill_switch
 
 
 def test_without_a_document_nothing_is_known_and_the_stage_is_cold() -> None:
