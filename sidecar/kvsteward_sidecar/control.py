@@ -285,7 +285,13 @@ class Control:
         )
 
     def _engine_epoch(self, epoch: int) -> None:
-        """The engine is at this epoch: go past it, whatever was decided before."""
+        """The engine is at this epoch: go past it, whatever was decided before.
+
+        An engine that is latched when it is first met found a scope violation that the sidecar before this one did not
+        live to hear of; going past its epoch ends that latch, so it becomes this pod's.
+        """
+        if self.link.stats.get("latched"):
+            self.hold_cold(VIOLATION_REASON)
         self.permission = replace(self.permission, epoch=max(epoch, self.permission.epoch) + 1)
         self._push()
 

@@ -53,7 +53,8 @@ class Confirmation:
 
 
 class EngineLink:
-    """One engine. `engine_epoch(epoch)` is called when it first answers, and when it turns out to be ahead."""
+    """One engine. `engine_epoch(epoch)` is called when it first answers, with `stats` read by then, and when it turns
+    out to be ahead."""
 
     def __init__(
         self,
@@ -130,14 +131,17 @@ class EngineLink:
         """Status and body of the engine's ledger; status GONE or SLOW when it doesn't answer."""
         return await self._get(wire.ENGINE_LEDGER_ROUTE, query)
 
-    async def refresh_stats(self) -> None:
-        """Fetches /kv/v1/stats; what was fetched before stays when the engine doesn't answer."""
+    async def refresh_stats(self) -> bool:
+        """Fetches /kv/v1/stats; False, and what was fetched before stays, when the engine doesn't answer."""
         status, body = await self._get(wire.ENGINE_STATS_ROUTE, timeout=1.0)
-        if status == 200:
-            try:
-                self.stats = msgspec.json.decode(body, type=dict[str, Any])
-            except msgspec.DecodeError as error:
-                log.error("the engine's statistics can't be read: %s", error)
+        if status != 200:
+            return False
+        try:
+            self.stats = msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            log.error("the engine's statistics can't be read: %s", error)
+            return False
+        return True
 
     async def _poll_forever(self) -> None:
         while True:
@@ -151,6 +155,8 @@ class EngineLink:
         state = self._decode(body) if status == 200 else None
         if state is None and self.ready:
             log.warning("the engine stopped answering: requests get 503 until it is back")
+        if state is not None and not self._known_instance and not await self.refresh_stats():
+            return  # whether it is latched must be known before the first push, which would end that
         self._take(state)
 
     def _take(self, state: EngineState | None) -> None:

@@ -266,6 +266,28 @@ async def test_a_violation_that_only_the_engines_statistics_show_latches_too(
         assert control.permission.latch == latch
 
 
+async def test_an_engine_that_latched_while_no_sidecar_lived_to_hear_of_it_latches_the_pod(
+    tmp_path: Path, engine: PolicyEngine
+) -> None:
+    """The first push goes past the epoch that the engine latched at, which would end its latch unnoticed."""
+    engine.epoch, engine.stats = 7, {"scopeViolations": 1, "latched": True}
+    async with running_control(tmp_path, engine) as control:
+        await in_full(control)
+        assert (control.permission.latch, engine.epoch) == ("ScopeViolation", 8)
+        assert admit(control).decision.reason.value == "KillSwitch"
+        control.policy.take_document(canonical(document(stage="Full", protectedPercent=0, attempt=2)))
+        assert admit(control, request="2" * 32).decision.reason.value == "Reuse"
+
+
+async def test_violations_of_long_ago_do_not_latch_a_sidecar_that_restarts(
+    tmp_path: Path, engine: PolicyEngine
+) -> None:
+    engine.stats = {"scopeViolations": 1, "latched": False}
+    async with running_control(tmp_path, engine) as control:
+        await in_full(control)
+        assert admit(control).decision.reason.value == "Reuse"
+
+
 async def test_a_latch_of_before_any_policy_is_not_released_by_the_first_one(
     tmp_path: Path, engine: PolicyEngine
 ) -> None:
