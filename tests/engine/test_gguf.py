@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kvsteward_engine.checkpoint import describe, find_gguf
 from kvsteward_engine.errors import BadCheckpoint, UnsupportedModel
 from kvsteward_engine.gguf import GgufCheckpoint
+from kvsteward_engine.gguf_file import GgufFile
 from kvsteward_engine.gguf_tokenizer import tokenizer_config, tokenizer_json
 from kvsteward_engine.runner import Runner
+from kvsteward_engine.smollm2 import download
 from kvsteward_engine.tokenizer import Tokenizer
 from support.gguf_file import TOKENS, write_gguf
 from support.oracle import SIZES, Oracle, random_tokens, sequence, step
@@ -77,13 +81,41 @@ def test_a_folder_with_a_config_is_read_as_such_though_a_gguf_file_lies_in_it(tm
     assert find_gguf(tmp_path) is None
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
-    file = write_gguf(tmp_path / "model.gguf", Oracle(tmp_path / "oracle", "llama-gqa"), "llama")
+def the_same_as_the_gguf_package_reads(file: Path) -> None:
+    ours, theirs = GgufFile(file), gguf.GGUFReader(file)
+    assert ours.fields == {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+    assert ours.tensors.keys() == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        read = ours.read(tensor.name)
+        assert np.array_equal(read, gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert list(read.shape) == tensor.shape.tolist()[::-1]
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_1"])
+def test_fields_and_tensors_are_those_that_the_gguf_package_reads(tmp_path: Path, kind: str) -> None:
+    oracle = Oracle(tmp_path / "oracle", "llama3-rope")
+    number = gguf.GGMLQuantizationType[kind]
+    the_same_as_the_gguf_package_reads(write_gguf(tmp_path / "model.gguf", oracle, "llama", quantise=number))
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2s_own_file_is_read_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
+    download(tmp_path)
+    the_same_as_the_gguf_package_reads(next(tmp_path.rglob("*.gguf")))
+
+
+@given(kept=st.floats(0.0, 1.0, exclude_max=True))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kept: float) -> None:
+    file = tmp_path / "model.gguf"
+    if not file.exists():
+        write_gguf(file, Oracle(tmp_path / "oracle", "llama-gqa"), "llama")
     content = file.read_bytes()
-    file.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(BadCheckpoint, match=r"model\.gguf is truncated"):
-        GgufCheckpoint(file)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(content[: int(len(content.rstrip(bytes(1))) * kept)])
+    with pytest.raises(BadCheckpoint, match=r"cut\.gguf is truncated"):
+        GgufCheckpoint(cut)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

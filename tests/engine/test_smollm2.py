@@ -71,7 +71,10 @@ def test_a_converted_gguf_file_is_the_model_it_was_made_from(tmp_path: Path) -> 
     ours = runner.logits(step((sequence(tokens, range(2)), 0, 20)))[0]
     with torch.no_grad():
         assert float((ours - theirs(torch.tensor([tokens])).logits[0, -1]).abs().max()) <= 1e-4
-    assert json.loads((tmp_path / "made" / conversion.COMPLETE).read_text()) == {"bos_token_id": 1, "eos_token_id": 0}
+    assert json.loads((tmp_path / "made" / "generation_config.json").read_text()) == {
+        "bos_token_id": 1,
+        "eos_token_id": 0,
+    }
 
 
 @pytest.mark.model
