@@ -13,6 +13,7 @@ import msgspec
 from .routes import Route
 
 MAX_BYTES = 4 * 1024 * 1024
+MAX_RECEIVING = 128 * 1024 * 1024  # bytes of bodies that are on their way in, all clients together
 
 # Keys that steer the cache or name what is ours are counted apart, so that an attempt is seen; the rest is "other".
 WATCHED_KEYS = frozenset({"cache_salt", "kv_transfer_params", "prompt_cache_key", "vllm_xargs", "request_id"})
@@ -26,6 +27,26 @@ class BodyError(ValueError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
+
+
+class NoRoom(Exception):
+    """Too many bodies are on their way in; the client may try again."""
+
+
+class Room:
+    """What bodies that aren't complete may take together: whoever sends slowly can't fill the sidecar's memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def take(self, size: int) -> None:
+        """Raises NoRoom; nothing was taken then."""
+        if size > self._left:
+            raise NoRoom
+        self._left -= size
+
+    def give(self, size: int) -> None:
+        self._left += size
 
 
 @dataclass(slots=True)
@@ -48,16 +69,21 @@ _encoder = msgspec.json.Encoder()
 _ABSENT = (b"null", b"false")
 
 
-async def read(chunks: AsyncIterator[bytes], limit: int = MAX_BYTES) -> bytes:
-    """The whole body. Raises BodyError 413 as soon as it is longer than `limit` bytes."""
+async def read(chunks: AsyncIterator[bytes], limit: int, room: Room) -> bytes:
+    """The whole body. Raises BodyError 413 as soon as it is longer than `limit` bytes, NoRoom as soon as there is none
+    for what has come of it."""
     parts: list[bytes] = []
     size = 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > limit:
-            raise too_large(limit)
-        parts.append(chunk)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    try:
+        async for chunk in chunks:
+            if size + len(chunk) > limit:
+                raise too_large(limit)
+            room.take(len(chunk))
+            size += len(chunk)
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        room.give(size)
 
 
 def too_large(limit: int) -> BodyError:
@@ -100,7 +126,7 @@ def _given(fields: dict[str, msgspec.Raw], key: str) -> bool:
 
 
 def _text(value: msgspec.Raw | None) -> str:
-    if value is None:
+    try:
+        return "" if value is None else msgspec.json.decode(value, type=str)
+    except msgspec.DecodeError:  # anything else, numbers that nothing can hold among it
         return ""
-    decoded = msgspec.json.decode(value)
-    return decoded if isinstance(decoded, str) else ""

@@ -21,6 +21,7 @@ from kvsteward_contract import wire
 from kvsteward_contract.policy import IdentitySource
 
 from .admin import AdminToken, admin_app
+from .clients import Discreet
 from .control import Control
 from .drain import drain_app
 from .engine_link import EngineAddress
@@ -147,7 +148,17 @@ async def _open(
 
 
 def _app_runner(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_SECONDS)
+    """Of a port that only probes, scrapers, the operator and the pod itself have business with: small heads, soon."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=CUT_SECONDS,
+        logger=Discreet(),
+        keepalive_timeout=75.0,
+        max_headers=64,
+        max_field_size=2048,
+    )
 
 
 async def _listen(runner: web.BaseRunner, host: str, port: int, name: str, stack: AsyncExitStack) -> None:

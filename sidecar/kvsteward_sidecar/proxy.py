@@ -19,7 +19,8 @@ from kvsteward_contract.policy import Backend, IdentitySource, WhenMissing
 from kvsteward_contract.wire import DIRECTIVE_HEADER, RECEIPT_HEADER, SESSION_HEADER, WORKLOAD_HEADER
 
 from . import body as bodies
-from .body import Body, BodyError
+from .body import Body, BodyError, NoRoom, Room
+from .clients import Server
 from .control import Control
 from .engine_link import EngineAddress
 from .relay import ClientStalled, Relay, Sent
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 BODY_SECONDS = 60.0  # for a client to send its body
 MAX_SESSION = 256  # characters
 RETRY_AFTER = 1  # seconds, for an engine that has just gone
+_NO_ROOM = Refusal(503, "overloaded", "Too many large requests arrive at once; send the request again.", RETRY_AFTER)
 
 # Headers that only we may set, or that we read under one identity source alone: dropped, and counted under these names.
 _WATCHED = {
@@ -58,8 +60,10 @@ class Proxy:
         engine: EngineAddress,
         backend: Backend = Backend.BUILTIN,
         max_body: int = bodies.MAX_BYTES,
+        max_receiving: int = bodies.MAX_RECEIVING,
     ) -> None:
         self._control, self._backend, self._max_body = control, backend, max_body
+        self._room = Room(max_receiving)
         url = urlsplit(engine.url)
         if url.scheme != "http" or not url.hostname:
             raise ValueError(f"the engine's address must be http://host:port, not {engine.url!r}")
@@ -68,9 +72,9 @@ class Proxy:
         if engine.token:
             self._common += f"Authorization: Bearer {engine.token}\r\n"
 
-    def server(self) -> web.Server:
+    def server(self) -> Server:
         """A server for a runner. A handler is cancelled as soon as its client is gone, also before the first token."""
-        return web.Server(
+        return Server(
             self.handle,
             handler_cancellation=True,
             access_log=None,
@@ -101,6 +105,10 @@ class Proxy:
             return await self._forward(request, route, Body(b""), started, None)
         try:
             body = bodies.reduce(await self._read(request), route)
+        except NoRoom:
+            response = self._refuse(_NO_ROOM)
+            response.force_close()  # what is left of the body is of no use
+            return response
         except BodyError as error:
             return self._error(error.status, "invalid_body", error.message, close=error.status == 413)
         for label in body.dropped:
@@ -130,7 +138,7 @@ class Proxy:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return await bodies.read(content.iter_any(), self._max_body)
+                return await bodies.read(content.iter_any(), self._max_body, self._room)
         except TimeoutError:
             raise BodyError(408, f"The request body did not arrive within {BODY_SECONDS:.0f} s.") from None
         except (web.RequestPayloadError, HttpProcessingError):

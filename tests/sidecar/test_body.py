@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvsteward_contract.policy import Backend
-from kvsteward_sidecar.body import BodyError, read, reduce
+from kvsteward_sidecar.body import BodyError, Room, read, reduce
 from kvsteward_sidecar.routes import Route, find
 
 
@@ -71,7 +71,7 @@ def test_the_user_is_read_for_the_cohort_and_not_passed_on() -> None:
     assert (body.user, body.data, body.dropped) == ("u-1", b'{"model":"tiny"}', ())
 
 
-@pytest.mark.parametrize("user", [b"1", b"null", b'{"a":1}', b"[]"])
+@pytest.mark.parametrize("user", [b"1", b"null", b'{"a":1}', b"[]", b"1e999", b"9" * 5000, b"[" * 800 + b"]" * 800])
 def test_a_user_that_is_no_text_is_no_session(user: bytes) -> None:
     assert reduce(b'{"model":"tiny","user":%b}' % user, route()).user == ""
 
@@ -150,9 +150,9 @@ async def test_a_body_is_read_to_its_end_and_no_further_than_its_limit() -> None
             taken.append(size)
             yield b"x" * size
 
-    assert await read(chunks(), 12) == b"x" * 12
+    assert await read(chunks(), 12, Room(12)) == b"x" * 12
     taken.clear()
     with pytest.raises(BodyError) as caught:
-        await read(chunks(), 7)
+        await read(chunks(), 7, Room(12))
     assert caught.value.status == 413
     assert len(taken) == 2

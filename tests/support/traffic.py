@@ -323,7 +323,11 @@ class Sidecar:
 
 @asynccontextmanager
 async def running_sidecar(
-    folder: Path, engine: ScriptedEngine, policy: PolicyDocument | None = None, max_body: int = 1 << 20
+    folder: Path,
+    engine: ScriptedEngine,
+    policy: PolicyDocument | None = None,
+    max_body: int = 1 << 20,
+    max_receiving: int = 1 << 27,
 ) -> AsyncIterator[Sidecar]:
     """At stage Full, nobody protected, unless `policy` says otherwise; the engine has confirmed it."""
     if policy is None:
@@ -332,7 +336,7 @@ async def running_sidecar(
         control.policy.take_document(canonical(policy))
         control.policy.take_resource(resource(stage=policy.rollout.stage.value))
         await until(lambda: control.link.acknowledged)
-        proxy = Proxy(control, EngineAddress(engine.url, TOKEN), max_body=max_body)
+        proxy = Proxy(control, EngineAddress(engine.url, TOKEN), max_body=max_body, max_receiving=max_receiving)
         runner = web.ServerRunner(proxy.server(), shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
