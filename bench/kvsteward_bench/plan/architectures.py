@@ -56,8 +56,9 @@ _KINDS: dict[str, tuple[Callable[[Fields], Read], dict[str, Any]]] = {
     },
     **{
         kind: (plain, {"use_sliding_window": False, "max_window_layers": 28})
-        for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+        for kind in ("qwen2", "qwen2_moe", "qwen3")
     },
+    "qwen3_moe": (plain, {"use_sliding_window": False}),
     "gemma2": (windowed, {**_GEMMA, "num_hidden_layers": 26, "sliding_window": 4096, "period": 2}),
     "gemma3_text": (
         windowed,

@@ -121,7 +121,7 @@ def compressed(fields: Fields) -> Read:
     sparse = rates.integer_or("compressed_sparse_attention", fields.integer_or("compress_rate_csa", 4))
     heavy = rates.integer_or("heavily_compressed_attention", fields.integer_or("compress_rate_hca", 128))
     alone, local = 2 * queries * dim, Keep(dim, window)
-    # Keys and gates of an unfinished group; the sparse kind has two series and the last group's first series.
+    # Values and gates of an unfinished group; the sparse kind has two series of both, and the first of the last group.
     kinds = {
         "sliding_attention": Layer(Kind.WINDOW, alone, dim, (local,)),
         "compressed_sparse_attention": Layer(
@@ -129,7 +129,7 @@ def compressed(fields: Fields) -> Read:
             alone,
             dim,
             (local, Keep(dim, ratio=sparse, top=top), Keep(index, ratio=sparse)),
-            (State("compression buffers", (4 * sparse + 2) * (dim + index)),),
+            (State("compression buffers", 6 * sparse * (dim + index)),),
         ),
         "heavily_compressed_attention": Layer(
             Kind.COMPRESSED,

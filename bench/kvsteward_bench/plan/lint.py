@@ -60,6 +60,7 @@ def _capacity(spec: PolicySpec, shape: Shape) -> Iterable[Finding]:
             "spec.engine.model.maxTokens",
             f"{model.max_tokens:,} is more than the model's context of {shape.max_positions:,}: the engine won't start",
         )
+        return
     wish = Wish(model.max_tokens, cache.dtype.value, parse_quantity(cache.capacity), cache.block_tokens)
     try:
         planned = plan(shape, wish)

@@ -22,7 +22,7 @@ MOST_TOKENS = 1 << 40
 def readable(size: int) -> str:
     """67.5 KiB, 40 GiB, 0: one decimal at most."""
     if size < 1024:
-        return f"{size} B" if size else "0"
+        return f"{size:,} B" if size else "0"
     value = float(size)
     for unit in _UNITS:
         value /= 1024

@@ -93,6 +93,8 @@ def refusals(raw: Mapping[str, Any], where: str) -> list[str]:
         parse_config(raw, where)
     except StartError as refusal:
         return [str(refusal)]
+    except (AttributeError, KeyError, TypeError, ValueError):  # fields that no plan needs, of types that can't be right
+        return [f"{where} has a field whose value the engine can't read"]
     return []
 
 
