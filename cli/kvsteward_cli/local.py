@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import yaml
 from kvsteward_contract import wire
 from kvsteward_contract.policy import (
     Engine,
@@ -63,12 +62,14 @@ def run_local(options: LocalOptions) -> None:
 
 def read_policy(file: Path) -> Policy:
     """The policy as it is at the start. Raises CommandFailed."""
+    from kvsteward_sidecar.yaml_text import InvalidYaml, document
+
     try:
-        policy = decode_policy(yaml.safe_load(file.read_text(encoding="utf-8")))
+        policy = decode_policy(document(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise CommandFailed(f"-f {file} can't be read: {error.strerror}", 2) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"-f {file} is no YAML: {' '.join(str(error).split())}", 2) from None
+    except (InvalidYaml, UnicodeDecodeError) as error:
+        raise CommandFailed(f"-f {file} is no YAML: {error}", 2) from None
     except InvalidPolicy as error:
         raise CommandFailed(f"-f {file} was not accepted: {error}", 2) from None
     if refusals := semantic_refusals(policy.spec):

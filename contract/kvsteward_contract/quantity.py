@@ -13,7 +13,7 @@ _QUANTITY = re.compile(PATTERN)
 
 def parse_quantity(text: str) -> int:
     """Bytes that a quantity such as `8Gi` stands for, rounded down. Raises ValueError naming the text."""
-    if not _QUANTITY.match(text):
+    if not _QUANTITY.fullmatch(text):
         raise ValueError(f"{text!r} is not a size such as 512Mi or 8Gi")
     digits = text.rstrip("kKMGTPi")
     return int(Decimal(digits) * _SCALES[text[len(digits) :]])

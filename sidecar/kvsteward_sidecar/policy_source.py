@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 from kvsteward_contract import wire
 from kvsteward_contract.document import (
     PolicyDocument,
@@ -27,6 +26,7 @@ from kvsteward_contract.document import (
 )
 from kvsteward_contract.policy import InvalidPolicy, PolicySpec, decode_policy, semantic_refusals
 
+from . import yaml_text
 from .kube import Absent, ApiServer, Seen, Unreachable, follow
 from .permission import ResourceView, UnreadableResource, read_resource
 
@@ -201,9 +201,9 @@ class FileSource:
     def _take(self, text: str) -> None:
         self.state.confirm()
         try:
-            resource = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            self._reject(f"is no YAML: {' '.join(str(error).split())}")
+            resource = yaml_text.document(text)
+        except yaml_text.InvalidYaml as error:
+            self._reject(f"is no YAML: {error}")
             return
         if not isinstance(resource, dict):
             self._reject("holds no resource")

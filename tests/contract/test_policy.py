@@ -56,6 +56,9 @@ def test_defaults_are_safe():
         pytest.param("rollout.canary", {"workloads": ["x"]}, "x is not in spec.workloads", id="unknown-workload"),
         pytest.param("workloads", [{"name": "a"}, {"name": "a"}], "twice", id="workload-twice"),
         pytest.param("scopes.overrides", [{"tenant": "a"}, {"tenant": "a"}], "twice", id="override-twice"),
+        pytest.param("scopes.overrides", [{"tenant": "a\n"}], "tenant ends with a line", id="line-break"),
+        pytest.param("cache.capacity", "1Gi\n", "spec.cache.capacity ends with a line", id="line-break-of-a-size"),
+        pytest.param("engine.template.labels", {"a\n": "b"}, "labels.a ends with a line", id="line-break-of-a-key"),
     ],
 )
 def test_an_invalid_spec_is_refused_by_the_name_of_its_field(path, value, message):
@@ -113,7 +116,7 @@ def test_quantities_are_bytes(text, size):
     assert parse_quantity(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "8GB", "-1", "1e3", "Gi", "1 Gi"])
+@pytest.mark.parametrize("text", ["", "8GB", "-1", "1e3", "Gi", "1 Gi", "8Gi\n", "٣Gi"])
 def test_other_texts_are_no_quantities(text):
     with pytest.raises(ValueError, match="is not a size"):
         parse_quantity(text)

@@ -238,7 +238,11 @@ def test_the_switch_and_a_lower_stage_act_even_from_a_file_that_is_rejected(edit
 
 
 @pytest.mark.parametrize(
-    "text", ["", "spec: [", "- a list", "just words", "spec: {}", "kind: Pod\nmetadata: {name: chat}", "\t"]
+    "text",
+    [
+        *["", "spec: [", "- a list", "just words", "spec: {}", "kind: Pod\nmetadata: {name: chat}", "\t"],
+        *["a: 1\na: 2", "a: 2025-13-47", "a: " + "9" * 5_000, "[" * 3_000, 'metadata: {name: "\\uD800"}'],
+    ],
 )
 def test_a_file_that_is_no_policy_leaves_the_last_good_one(edited: Edited, text: str) -> None:
     before = edited.state.document
@@ -254,6 +258,14 @@ def test_a_file_that_vanished_leaves_the_last_good_policy(edited: Edited) -> Non
     edited.source.look()
     assert edited.state.document is not None
     assert "No such file" in edited.state.problems[0]
+
+
+def test_a_switch_that_is_written_twice_is_refused_and_not_the_last_one_taken(edited: Edited) -> None:
+    """As an editor leaves it: an Engaged above an older Released."""
+    text, stage = yaml.safe_dump(edited.resource), "    stage: Full\n"
+    assert stage in text
+    edited.write(text.replace(stage, f"    killSwitch: Engaged\n{stage}    killSwitch: Released\n"))
+    assert "'killSwitch' occurs twice" in edited.state.problems[0]
 
 
 @pytest.mark.parametrize(
