@@ -104,7 +104,7 @@ class Clients:
         text = chance.choice(self._texts)[: chance.choice((9, 16, 25, 40))]
         tail = tuple(chance.randrange(VOCABULARY) for _ in range(chance.choice((0, 0, 3, 8))))
         session = f"{tenant}-{chance.randrange(12)}"
-        return Asked(tenant, key_of(tenant), session, chance.choice(WORKLOADS), text + tail, chance.randrange(1, 8))
+        return Asked(tenant, key_of(tenant), session, chance.choice(WORKLOADS), text + tail, chance.choice((1, 2, 4, 7, 11, 30)))
 
     async def _one(self, asked: Asked, pod: Pod) -> None:
         self.sent += 1

@@ -27,7 +27,7 @@ from .model import PagedModel, Use
 from .network import Network, Reply, Request, Server
 from .trace import Trace
 
-BYTES_PER_TOKEN = 4096  # so that the smallest capacity that is accepted, 1Mi, is 64 pages of 4 tokens
+BYTES_PER_TOKEN = 6144  # so that the smallest capacity that is accepted, 1Mi, is 42 pages of 4 tokens
 STEP_SECONDS = 0.02
 _policy = msgspec.json.Decoder(EnginePolicy)
 
@@ -88,7 +88,7 @@ class EngineProcess:
             identity=Identity(asked.model_revision, asked.tokenizer_revision, "", f"FP32/{block}/simulated", b""),
             max_concurrent=asked.max_concurrent,
             max_waiting=24,
-            prefill_chunk=16,
+            prefill_chunk=64,
             model=asked.served_model_name,
             build="simulated",
             dtype="FP32",

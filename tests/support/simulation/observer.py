@@ -6,6 +6,7 @@ from who sent which request.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +55,9 @@ class Observer:
         self.versions: list[Version] = []
         self.documents: set[str] = set()  # versions of every document that was ever stored
         self.meddling = False  # a person, not the operator, changes what the operator made
-        self.matches = 0
-        self.answers: list[Answer] = []
+        self.seen: Counter[str] = Counter()  # what a search wants to have met
         self.cold_since: float | None = None  # ColdPath is True in the status
-        self.latched: dict[str, int | None] = {}  # pod -> attempt under which it was latched
+        self.latched: dict[str, int] = {}  # pod -> attempt under which it was latched
         self._by_violation: set[str] = set()  # latched pods whose sidecars may not know it yet
         self._stopped_since: dict[str, float] = {}  # pod -> when its engine confirmed that reuse is over
         self._status: PolicyStatus | None = None
@@ -86,8 +86,11 @@ class Observer:
         self._by_violation.discard(pod.name)
 
     def _hold(self, pod: Pod) -> None:
+        """The latch holds until an attempt above the one that the pod knew of, or, if it has no sidecar just now, above
+        the one that its next sidecar will meet."""
         document = pod.sidecar.control.policy.document if pod.sidecar else None
-        self.latched[pod.name] = document.rollout.attempt if document else None
+        newest = next(one for one in reversed(self.versions) if one.acceptable)
+        self.latched[pod.name] = (document or newest.spec).rollout.attempt
 
     def plant(self, pod: Pod) -> None:
         """What is resident says from now on that it is somebody else's."""
@@ -180,6 +183,8 @@ class Observer:
         if cold and self.cold_since is None and self.versions[-1].engaged:
             self.cold_since = self._loop.time()
         self._history(before, status)
+        for one in status.conditions:
+            self.seen[f"{one.type} {one.status}"] += 1
         metadata = body["metadata"]
         owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
         for telling in tellings(owner, status, self._loop.unix()):
@@ -205,6 +210,7 @@ class Observer:
 
     def admitted(self, pod: Pod, ticket: Ticket, asked: Asked) -> None:
         self._asked[ticket.request] = (pod, asked, ticket)
+        self.seen[f"decision {ticket.decision.reason.value}"] += 1
         if ticket.decision.mode is not Mode.REUSE:
             return
         sidecar = pod.sidecar
@@ -234,7 +240,7 @@ class Observer:
             self._check_latch(pod, "decided Reuse")
 
     def matched(self, match: Match) -> None:
-        self.matches += 1
+        self.seen["match"] += 1
         directive, now = match.sequence.directive, match.time
         asker = self._asked.get(match.use.request)
         if directive is None or asker is None:
@@ -279,16 +285,14 @@ class Observer:
     def _check_latch(self, pod: Pod, did: str) -> None:
         if pod.name not in self.latched or pod.sidecar is None:
             return
-        document, attempt = pod.sidecar.control.policy.document, self.latched[pod.name]
-        if document is not None and attempt is None:
-            attempt = self.latched[pod.name] = document.rollout.attempt
-        if document is not None and attempt is not None and document.rollout.attempt > attempt:
+        document = pod.sidecar.control.policy.document
+        if document is not None and document.rollout.attempt > self.latched[pod.name]:
             del self.latched[pod.name]
             return
         self._trace.breaks("no latch is lost", f"{pod.name} {did} though it is latched")
 
     def answered(self, answer: Answer) -> None:
-        self.answers.append(answer)
+        self.seen[f"answer {answer.ending}"] += 1
         if fault := answer.fault():
             self._trace.breaks(
                 "every answer is what a cold run gives",
@@ -302,14 +306,20 @@ class Observer:
         engine = pod.engine
         if engine is None:
             return
+        residency = engine.engine.residency
+        self.seen["preemption"] += engine.engine.scheduler.preemptions
+        self.seen["prediction"] += residency.predicted_tokens
+        self.seen["violation"] += residency.scope_violations
+        for reason, count in residency.pages.evictions.items():
+            self.seen[f"eviction {reason.value}"] += count
         for found in engine.audit():
             self._trace.breaks("the page pool's books are in order", f"{pod.name}: {found}")
-        pages = engine.engine.residency.pages
+        pages = residency.pages
         if idle and any(pages.references(page) for page in range(pages.total)):
             self._trace.breaks("refcounts are zero at the end", pod.name)
         if idle and pages.free + pages.retained != pages.total:
             self._trace.breaks("refcounts are zero at the end", f"{pod.name}: {pages.total - pages.free} pages leaked")
-        if engine.engine.residency.scope_violations and engine.engine.state().instance not in self._planted:
+        if residency.scope_violations and engine.engine.state().instance not in self._planted:
             self._trace.breaks("no scope violation without a planted page", pod.name)
 
     def events_told(self) -> None:

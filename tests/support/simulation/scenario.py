@@ -188,11 +188,11 @@ class Scenario:
 
 
 def initial_spec() -> dict[str, Any]:
-    """The policy as it is first applied: two pods whose pools hold 64 pages of 4 tokens."""
+    """The policy as it is first applied: two pods whose pools hold 42 pages of 4 tokens."""
     return {
         "engine": {
             "replicas": 2,
-            "maxConcurrent": 6,
+            "maxConcurrent": 12,
             "model": {
                 "name": "tiny",
                 "revision": REVISIONS[0],
