@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 OPERATOR_REASON = "ColdRequested"  # POST /v1/cold
 VIOLATION_REASON = "ScopeViolation"
@@ -23,9 +25,9 @@ class Latch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     arrives doesn't release it.
     """
 
-    reason: str
+    reason: Annotated[str, Meta(min_length=1)]
     since: float
-    attempt: int | None
+    attempt: Annotated[int, Meta(ge=0, le=2**53)] | None
 
 
 def seen_attempt(latch: Latch | None, attempt: int) -> Latch | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from .drain import CLOSING_SECONDS, MAX_DRAIN_SECONDS
 
 MIN_SALT, MIN_TOKEN = 32, 16  # bytes, characters
 TOKEN_BYTES = 32
+_TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - clients and the operator come from outside the pod
 
 
@@ -113,8 +115,8 @@ def engine_token(settings: Settings) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it isn't ASCII"
         raise StartError(f"--engine-token-file {file} can't be used: {why}") from None
-    if len(token) < MIN_TOKEN:
-        raise StartError(f"--engine-token-file {file} holds no token of at least {MIN_TOKEN} characters")
+    if not _TOKEN.fullmatch(token):  # what goes into a header as it is must end no line of it
+        raise StartError(f"--engine-token-file {file} holds no token of at least {MIN_TOKEN} visible ASCII characters")
     return token
 
 

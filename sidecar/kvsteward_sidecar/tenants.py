@@ -126,6 +126,7 @@ class TenantFiles:
                 new = Tenants(wanted, gateway=read_gateway(self._gateway))
         except InvalidTenants as error:
             self.problem = str(error)
+            self._seen = None  # what hindered it may pass without a change of the files: too many of them open, say
         self.tenants = new
         return new != last
 
@@ -163,7 +164,8 @@ def read_gateway(path: Path | None) -> tuple[bytes, ...]:
 def _read_lines(file: Path, most: int) -> list[bytes]:
     with file.open("rb") as opened:
         data = opened.read(MAX_FILE + 1)
-    lines = [line.strip() for line in data.decode("latin-1").splitlines()]
+    # Only what ends lines in a Secret: any other byte that isn't a key's is to be refused, not taken for an end.
+    lines = [line.strip(b" \t\r").decode("latin-1") for line in data.split(b"\n")]
     lines = [line for line in lines if line]
     if len(data) > MAX_FILE or len(lines) > most:
         raise InvalidTenants(f"{file} has more than {most} keys: keep at most {most} lines")

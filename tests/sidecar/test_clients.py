@@ -59,7 +59,7 @@ async def trickle(client: Client, lines: list[bytes]) -> None:
         for line in lines:
             await client.send(line)
             await asyncio.sleep(0.1)
-    except ConnectionError:
+    except (ConnectionError, RuntimeError):  # uvloop's word for a connection that is closed already
         pass
 
 

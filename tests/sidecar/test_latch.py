@@ -44,7 +44,16 @@ def test_storing_leaves_no_other_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["latch.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"reason": "ScopeViolation"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[b"", b"{", b"null", b"\0" * 64, b"\xff\xfe", b"[" * 100_000, b'{"reason": "ScopeViolation"}'],
+        pytest.param(b'{"reason": "", "since": 1, "attempt": 1}', id="a-reason-that-reads-as-not-held"),
+        pytest.param(b'{"reason": "a", "since": 1, "attempt": -1}', id="an-attempt-that-any-policy-exceeds"),
+        pytest.param(b'{"reason": "a", "since": 1, "attempt": %b}' % (b"9" * 30), id="an-attempt-too-large-to-report"),
+        pytest.param(b'{"reason": "a", "since": 1e999, "attempt": 1}', id="a-time-out-of-range"),
+    ],
+)
 def test_a_file_that_cannot_be_read_holds_the_pod_cold(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "latch.json").write_bytes(content)
     latch = LatchFile(tmp_path / "latch.json").load(9.0)

@@ -62,7 +62,13 @@ def test_without_a_token_file_the_engine_wants_none() -> None:
     assert engine_token(given("--policy-file", "p")) == ""
 
 
-@pytest.mark.parametrize("content", [None, b"", b"short", "ä".encode() * 20])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[None, b"", b"short", "ä".encode() * 20, b"x" * 16 + b"\0", b"two words" * 4],
+        pytest.param(b"x" * 16 + b"\r\nX-KV-Directive: {}", id="a-header-behind-it"),
+    ],
+)
 def test_a_token_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "token").write_bytes(content)

@@ -88,6 +88,9 @@ def test_no_key_is_kept_or_shown(folder: Path) -> None:
         pytest.param("initech", "k" * 31 + " k", "visible", id="space-in-a-key"),
         pytest.param("initech", "\u00fc" * 32, "visible", id="not-ascii"),
         pytest.param("initech", f"{'1' * 32}\n{'2' * 32}\n{'3' * 32}", "2 keys", id="three-keys"),
+        pytest.param("initech", f"{'1' * 32}\x0b{'2' * 32}", "visible", id="no-line-end-for-anybody-else"),
+        pytest.param("initech", f"\ufeff{'1' * 32}", "visible", id="byte-order-mark"),
+        pytest.param("initech", f"{'1' * 32}\0", "visible", id="null"),
         pytest.param("Initech", NEW, "tenant name", id="name"),
     ],
 )
@@ -147,6 +150,22 @@ def test_nothing_is_read_again_while_nothing_changed(folder: Path, monkeypatch: 
     kept = files(folder)
     monkeypatch.setattr("kvsteward_sidecar.tenants.read_keys", lambda _: pytest.fail("read again"))
     assert not kept.refresh()
+
+
+def test_what_could_not_be_read_for_a_while_is_read_later_though_no_file_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has too many files open: a revoked key must not stay for ever because of it."""
+    kept = files(folder)
+    (folder / "globex").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        assert not kept.refresh()
+        assert "Too many open files" in kept.problem
+    assert kept.refresh()
+    assert kept.problem == ""
+    assert kept.tenants.identify(bearer(f"Bearer {GLOBEX}")) == NOBODY
+    assert kept.tenants.identify(bearer(f"Bearer {ACME}")) == Credential("acme")
 
 
 def test_the_kubelets_swap_of_a_mounted_secret_is_seen(tmp_path: Path) -> None:
