@@ -157,7 +157,7 @@ class ApiServer:
             return created
         if (wanted := body["metadata"].get("uid")) and wanted != known.object["metadata"]["uid"]:
             raise ApiRefusal(409, "Conflict", f"{place.kind} {place.name} has another uid")
-        merged = _merge(_prune(known.object, known.applied.get(manager, {}), body), body)
+        merged: Object = _merge(_prune(known.object, known.applied.get(manager, {}), body), body)
         self._admit(merged)
         if dry_run:
             return merged

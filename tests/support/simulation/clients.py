@@ -4,6 +4,7 @@ tenant sends is one that another could wrongly be served from."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,8 +60,6 @@ def write_keys(folder: Path, tenants: tuple[str, ...], now: float) -> None:
 
 
 def _stamp(path: Path, now: float) -> None:
-    import os
-
     nanoseconds = int(now * 1e9)
     os.utime(path, ns=(nanoseconds, nanoseconds))
 
@@ -104,7 +103,8 @@ class Clients:
         text = chance.choice(self._texts)[: chance.choice((9, 16, 25, 40))]
         tail = tuple(chance.randrange(VOCABULARY) for _ in range(chance.choice((0, 0, 3, 8))))
         session = f"{tenant}-{chance.randrange(12)}"
-        return Asked(tenant, key_of(tenant), session, chance.choice(WORKLOADS), text + tail, chance.choice((1, 2, 4, 7, 11, 30)))
+        output = chance.choice((1, 2, 4, 7, 11, 30))
+        return Asked(tenant, key_of(tenant), session, chance.choice(WORKLOADS), text + tail, output)
 
     async def _one(self, asked: Asked, pod: Pod) -> None:
         self.sent += 1

@@ -61,7 +61,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jump.now
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """No threads: the work is done at once, so that its end has a place in simulated time."""
         done = self.create_future()
         try:

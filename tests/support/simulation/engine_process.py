@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -168,7 +168,7 @@ class EngineProcess:
 
     async def generate(
         self, request: str, prompt: list[int], sampling: SamplingParams, directive: Directive | None
-    ) -> AsyncIterator[tuple[list[int], Finish | None, Outcome | None]]:
+    ) -> AsyncGenerator[tuple[list[int], Finish | None, Outcome | None], None]:
         """Tokens as they come; leaving early cancels. Raises QueueFull, and EngineGone when the process ends."""
         if not self.ready:
             raise EngineGone

@@ -18,7 +18,7 @@ from kvsteward_contract.identity import Identity, root_key
 from kvsteward_contract.policy import KillSwitch
 from kvsteward_engine import residency
 from kvsteward_engine.residency import Residency
-from kvsteward_sidecar import control, kube, policy_source
+from kvsteward_sidecar import control, kube, permission, policy_source
 from kvsteward_sidecar.latch import Latch, LatchFile
 from kvsteward_sidecar.permission import Permission, ResourceView
 
@@ -33,7 +33,7 @@ def skipped_epoch_check() -> Iterator[None]:
 @contextmanager
 def lost_watch_never_relisted() -> Iterator[None]:
     """The sidecar waits for ever for a watch that went silent."""
-    patient = functools.partial(kube.follow, inactivity_seconds=None)
+    patient = functools.partial(kube.follow, inactivity_seconds=float("inf"))
     with mock.patch.object(policy_source, "follow", patient):
         yield
 
@@ -103,13 +103,13 @@ def latch_not_persisted() -> Iterator[None]:
 @contextmanager
 def kill_switch_of_the_document() -> Iterator[None]:
     """The switch acts only once the operator has written it into the document."""
-    permission_for = control.permission_for
+    permission_for = permission.permission_for
 
     def indirect(document: Any, version: str, resource: ResourceView | None, *rest: Any) -> Permission:
-        permission = permission_for(document, version, resource, *rest)
+        made = permission_for(document, version, resource, *rest)
         if document is None:
-            return permission
-        return replace(permission, kill_switch=document.rollout.kill_switch is KillSwitch.ENGAGED)
+            return made
+        return replace(made, kill_switch=document.rollout.kill_switch is KillSwitch.ENGAGED)
 
     with mock.patch.object(control, "permission_for", indirect):
         yield

@@ -23,7 +23,7 @@ def _mix(state: int, token: int) -> int:
 
 
 def _token(total: int) -> int:
-    return (total ^ (total >> 23)) % VOCABULARY
+    return int((total ^ (total >> 23)) % VOCABULARY)
 
 
 @lru_cache(maxsize=4096)
@@ -43,7 +43,7 @@ def cold_tokens(revision: str, prompt: tuple[int, ...], count: int) -> tuple[int
 
 
 def _start(revision: str) -> int:
-    return sum(byte * 257**place for place, byte in enumerate(revision.encode())) & _MASK
+    return int(sum(byte * 257**place for place, byte in enumerate(revision.encode()))) & _MASK
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvsteward_sidecar.ticket import Ticket
@@ -120,7 +121,7 @@ class Nodes:
                 old.remove(pod)
         for one in sets:
             count = len(new) if one is owner else len([pod for pod in pods[one["metadata"]["name"]] if pod in old])
-            self._edit("ReplicaSet", one["metadata"]["name"], lambda body, count=count: _set_replicas(body, count))
+            self._edit("ReplicaSet", one["metadata"]["name"], partial(_set_replicas, count))
         self._edit("Deployment", deployment["metadata"]["name"], lambda body: _set_status(body, new, old))
 
     def _pods_of(self, replica_set: Object) -> list[Pod]:
@@ -187,7 +188,7 @@ class Nodes:
                 seen = (ready, pod.engine is not None)
                 if self._reported.get(pod.name) != seen:
                     self._reported[pod.name] = seen
-                    self._edit("Pod", pod.name, lambda body, pod=pod, ready=ready: _set_pod_status(body, pod, ready))
+                    self._edit("Pod", pod.name, partial(_set_pod_status, pod, ready))
             await asyncio.sleep(0.5)
 
     def _terminate(self, pod: Pod) -> None:
@@ -240,7 +241,7 @@ def _replica_set(deployment: Object, name: str) -> Object:
     }
 
 
-def _set_replicas(body: Object, count: int) -> None:
+def _set_replicas(count: int, body: Object) -> None:
     body["spec"]["replicas"] = count
 
 
@@ -256,7 +257,7 @@ def _set_status(body: Object, new: list[Pod], old: list[Pod]) -> None:
     }
 
 
-def _set_pod_status(body: Object, pod: Pod, ready: bool) -> None:
+def _set_pod_status(pod: Pod, ready: bool, body: Object) -> None:
     engine = pod.engine is not None
     body["status"] = {
         "phase": "Running" if engine else "Pending",

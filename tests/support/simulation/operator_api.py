@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, TypeVar
 
 import msgspec
@@ -58,6 +59,20 @@ class OperatorApi:
         plain = msgspec.json.decode(msgspec.json.encode(status))
         return await self._call(
             lambda: self._server.replace_status(POLICY.name, name, namespace, resource_version, plain), writes=True
+        )
+
+    async def replace(self, live: Object, fields: Mapping[str, Any]) -> Object:
+        metadata = live["metadata"]
+
+        def change(body: Object) -> None:
+            if body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+                raise ApiRefusal(409, "Conflict", f"{live['kind']} {metadata['name']} has changed")
+            for pointer, value in fields.items():
+                *parents, last = pointer.strip("/").split("/")
+                reduce(lambda part, name: part[name], parents, body)[last] = value
+
+        return await self._call(
+            lambda: self._server.edit(live["kind"], metadata["name"], metadata["namespace"], change), writes=True
         )
 
     async def schema(self, group_version: str) -> Object:

@@ -156,7 +156,8 @@ class Sidecar:
 
     async def serve(self, asked: Asked, tokens: list[int]) -> None:
         """One request's way in and out; `tokens` grows as they come. Raises Refused and Broken."""
-        response = await self.proxy.handle(Incoming(asked, self.control.permission.model, tokens))
+        request: Any = Incoming(asked, self.control.permission.model, tokens)
+        response = await self.proxy.handle(request)
         if response.status != 200:
             raise Refused(response.status)
 
