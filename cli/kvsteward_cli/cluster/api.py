@@ -112,6 +112,10 @@ class KubernetesCluster:
         self._configuration = configuration
         api = client.ApiClient(configuration)
         self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        # Versions of the client differ in what they take a patch of a custom object for, and in how to say it; only a
+        # header that is always sent is heeded by all.
+        patches = client.ApiClient(configuration, "Content-Type", "application/json-patch+json")
+        self._patches = client.CustomObjectsApi(patches)
 
     def policy(self, name: str) -> Object:
         return self._call(self._custom.get_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL, name)
@@ -124,7 +128,7 @@ class KubernetesCluster:
     def patch(self, name: str, operations: Sequence[Mapping[str, Any]], *, dry_run: bool = False) -> Object:
         extra = {"dry_run": "All"} if dry_run else {}
         return self._call(
-            self._custom.patch_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL, name,
+            self._patches.patch_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL, name,
             [dict(operation) for operation in operations],
             field_manager=FIELD_MANAGER, field_validation="Strict", **extra,
         )  # fmt: skip

@@ -42,7 +42,7 @@ def confirms(answer: Answer, generation: int) -> Verdict:
         return Verdict(answer.pod, False, "has not seen the switch yet", last, seconds)
     if not seen.get("coldConfirmed"):
         return Verdict(answer.pod, False, "its engine has not confirmed yet", last, seconds)
-    return Verdict(answer.pod, True, "no new match", last, seconds)
+    return Verdict(answer.pod, True, "its engine makes no new match", last, seconds)
 
 
 def idle(pod: str) -> Verdict:
@@ -52,11 +52,8 @@ def idle(pod: str) -> Verdict:
 
 def shown(verdicts: Sequence[Verdict]) -> str:
     return table(
-        ("POD", "CONFIRMED", "LAST NEW MATCH", "AGO", ""),
-        (
-            (one.pod, one.confirmed, _moment(one.last_match), _ago(one.seconds_ago), "" if one.confirmed else one.why)
-            for one in verdicts
-        ),
+        ("POD", "CONFIRMED", "LAST NEW MATCH", "AGO", "WHY"),
+        ((one.pod, one.confirmed, _moment(one.last_match), _ago(one.seconds_ago), one.why) for one in verdicts),
     )
 
 
