@@ -5,6 +5,8 @@ doesn't keep up, the engine is asked to wait; only then does the request's task 
 """
 
 import asyncio
+import socket
+import struct
 import time
 from email.utils import formatdate
 from http import HTTPStatus
@@ -57,6 +59,7 @@ class Relay:
         "_outcome",
         "_request",
         "_transport",
+        "_unframed",
         "first",
         "goes_on",
         "opened",
@@ -72,6 +75,7 @@ class Relay:
         self._events = EventFilter() if streams else None
         length = None if streams else headers.get(b"content-length")
         self._chunked = length is None and http11
+        self._unframed = length is None and not http11
         self.goes_on = http11 and request.keep_alive and not closing
         self.first: float | None = None
         self.opened = False
@@ -133,10 +137,23 @@ class Relay:
         if not self.opened:
             self.opened = True
             data = self._head + data
+            if self._unframed and not last:
+                _reset_when_closed(transport, True)
+        elif self._unframed and last:
+            _reset_when_closed(transport, False)
         if data:
             transport.write(data)
             if transport.get_write_buffer_size() > HIGH_WATER:
                 self._answer.hold()
+
+
+def _reset_when_closed(transport: asyncio.Transport, reset: bool) -> None:
+    """Chunks and lengths show a cut by what is missing, but an answer without either, as HTTP/1.0 clients get it (nginx
+    is one, unless told otherwise), ends where its connection does: whoever cuts it, this process's end included, must
+    leave a reset behind, and only its true end a close."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
 
 class _Clock:

@@ -573,6 +573,36 @@ async def test_an_engine_that_dies_within_a_stream_cuts_it(sidecar: Sidecar, eng
     assert receipt.ending == "failed"
 
 
+@pytest.mark.parametrize("how", ["engine-dies", "sidecar-stops"])
+async def test_a_cut_stream_does_not_look_whole_to_a_client_that_knows_no_chunks(
+    tmp_path: Path, engine: ScriptedEngine, how: str
+) -> None:
+    async def script(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream_head())
+        await write_chunk(writer, event())
+        if how == "sidecar-stops":
+            await seen.left.wait()
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+
+    engine.script = script
+    async with running_sidecar(tmp_path, engine) as sidecar:
+        client = await sidecar.connect()
+        await client.send(chat({"stream": True}, version="1.0"))
+        await client.head()
+        assert await client.reader.readexactly(len(event())) == event()
+        rest = asyncio.create_task(client.reader.read())
+        if how == "engine-dies":
+            await asyncio.wait([rest], timeout=5)
+        else:
+            sidecar.forget(client)  # it stays when the sidecar goes
+    try:
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(rest, 5)
+    finally:
+        client.leave()
+
+
 async def test_an_engine_that_dies_within_a_json_answer_cuts_it(sidecar: Sidecar, engine: ScriptedEngine) -> None:
     async def script(seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")

@@ -308,6 +308,10 @@ class Sidecar:
         """On a connection of its own."""
         return await (await self.connect()).ask(data)
 
+    def forget(self, client: Client) -> None:
+        """The client stays when the sidecar goes; it is the test's to close."""
+        self._clients.remove(client)
+
     def close(self) -> None:
         for client in self._clients:
             client.leave()
