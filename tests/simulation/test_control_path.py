@@ -15,7 +15,7 @@ from support.simulation.simulation import run
 from support.simulation.strategies import scenarios
 
 FAST = settings(
-    max_examples=40,
+    max_examples=30,
     derandomize=True,
     database=None,
     deadline=None,

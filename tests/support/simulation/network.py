@@ -254,7 +254,7 @@ class Response:
             nonlocal arrival
             if stream.lost:
                 return
-            arrival = max(arrival, network.loop.time() + network.latency(session._client, host))
+            arrival = max(arrival + 1e-6, network.loop.time() + network.latency(session._client, host))
             network.loop.call_at(arrival, lambda: None if stream.lost else self._chunks.put_nowait(chunk))
 
         stream.attach(deliver)

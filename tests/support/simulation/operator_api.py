@@ -160,7 +160,7 @@ class KopfWatches:
 
         def receive(chunk: Any) -> None:
             nonlocal arrival
-            arrival = max(arrival, loop.time() + self._network.latency(NAME, HOST))
+            arrival = max(arrival + 1e-6, loop.time() + self._network.latency(NAME, HOST))
             loop.call_at(arrival, lambda: None if stream.lost else arrived.put_nowait(chunk))
 
         stream.attach(receive)

@@ -8,7 +8,7 @@ from .end_state import EndState
 from .scenario import Edit, Scenario
 from .simulation import run
 
-SECONDS = 60.0  # in which even a rolling update has come to its end
+SECONDS = 30.0  # in which even a rolling update has come to its end
 
 
 def expected_end(final: Edit) -> EndState:
