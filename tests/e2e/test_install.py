@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from support.kube import Kube
+from support import manifests
+from support.kube import Kube, until
 
 pytestmark = pytest.mark.cluster
 ACCOUNT = "system:serviceaccount:kvsteward-system:kvsteward"
@@ -55,3 +56,24 @@ def test_the_clusters_own_roles_include_policies(system: Kube, role: str) -> Non
     verbs = {verb for rule in rules if "kvcachepolicies" in rule["resources"] for verb in rule["verbs"]}
     assert {"get", "list", "watch"} <= verbs
     assert ("patch" in verbs) == (role != "view")
+
+
+def test_an_operator_for_one_namespace_needs_no_more_and_leaves_nothing_but_its_key(system: Kube) -> None:
+    """Beside the one for the whole cluster, which takes no notice: there is no policy in this namespace."""
+    kube = Kube("one-namespace")
+    kube.apply(manifests.namespace(kube.namespace))
+    until("default service account", lambda: kube.exists("serviceaccount", "default"))
+    image = system.get("deployment", "kvsteward")["spec"]["template"]["spec"]["containers"][0]["image"]
+    kube.helm(
+        *("install", "second", "charts/kvsteward", "--wait", "--timeout=180s"),
+        *("--set", f"image.operator={image}", "--set", f"watch.namespaces={{{kube.namespace}}}"),
+    )
+    log = kube.kubectl("logs", "deployment/second-kvsteward")
+    assert f"watching {kube.namespace}" in log
+    assert "403" not in log and "forbidden" not in log.lower()
+    kube.helm("uninstall", "second", "--wait", "--timeout=60s")
+    left = kube.items("deployments,services,serviceaccounts,roles,rolebindings,jobs,secrets")
+    names = {(each["kind"], each["metadata"]["name"]) for each in left}
+    assert names == {("ServiceAccount", "default"), ("Secret", "second-kvsteward-operator-key")}
+    cluster = kube.items("clusterroles,clusterrolebindings", selector="app.kubernetes.io/instance=second")
+    assert cluster == []

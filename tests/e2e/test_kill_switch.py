@@ -37,6 +37,7 @@ async def pull(chat) -> dict:
     late = [answer for answer in load.answers if answer.started > confirmed and answer.cached_tokens]
     return {
         "lastMatch": max(0.0, last - patched),
+        "lastMatchFromBegin": max(0.0, last - edited),
         "confirmed": confirmed - edited,
         "confirmedAfterLastMatch": confirmed >= last,
         "failed": len(failed),
@@ -64,7 +65,8 @@ async def tries_of(chat) -> list[dict]:
 def judge(tries: list[dict], name: str, line: str) -> None:
     total = sum(each["requests"] for each in tries)
     record(name, line, {
-        "secondsToLastMatch": figures([each["lastMatch"] for each in tries]),
+        "secondsFromKubectlReturnedToLastMatch": figures([each["lastMatch"] for each in tries]),
+        "secondsFromKubectlStartedToLastMatch": figures([each["lastMatchFromBegin"] for each in tries]),
         "secondsToConfirmed": figures([each["confirmed"] for each in tries]),
         "requests": total,
         "failed": sum(each["failed"] for each in tries),

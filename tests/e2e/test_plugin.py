@@ -1,4 +1,4 @@
-"""`kubectl kvcache` as an on-call engineer runs it: the installed plugin, through kubectl, against a policy that serves."""
+"""`kubectl kvcache` as whoever is on call runs it: the installed plugin, through kubectl, on a policy that serves."""
 
 import asyncio
 import json
@@ -205,7 +205,8 @@ def kubeconfig_of(chat, folder, role):
     """A kubeconfig of a service account that has a role of the cluster in the namespace, by token."""
     kube, account = chat.kube, f"on-call-{role}"
     kube.kubectl("create", "serviceaccount", account)
-    kube.kubectl("create", "rolebinding", account, f"--clusterrole={role}", f"--serviceaccount={kube.namespace}:{account}")
+    subject = f"--serviceaccount={kube.namespace}:{account}"
+    kube.kubectl("create", "rolebinding", account, f"--clusterrole={role}", subject)
     config = yaml.safe_load(kube.kubectl("config", "view", "--raw", "--flatten"))
     config["users"] = [{"name": "on-call", "user": {"token": kube.kubectl("create", "token", account).strip()}}]
     for context in config["contexts"]:

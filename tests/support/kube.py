@@ -88,8 +88,12 @@ class Kube:
         self.kubectl("delete", what, name, "--ignore-not-found", f"--wait={str(wait).lower()}", timeout=300)
 
     def scale(self, deployment: str, replicas: int) -> None:
+        """Until that many pods are available, and none that is going still does anything."""
         self.kubectl("scale", f"deployment/{deployment}", f"--replicas={replicas}")
         self.kubectl("rollout", "status", f"deployment/{deployment}", "--timeout=90s")
+        chosen = self.get("deployment", deployment)["spec"]["selector"]["matchLabels"]
+        selector = ",".join(f"{name}={value}" for name, value in chosen.items())
+        until(f"{replicas} pods of {deployment}", lambda: len(self.items("pods", selector)) == replicas)
 
     def logs(self, pod: str, container: str, *args: str) -> str:
         return self.kubectl("logs", pod, "-c", container, *args)
