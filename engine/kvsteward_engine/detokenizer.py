@@ -17,7 +17,7 @@ class TextStream:
 
     def __init__(self, pieces: Sequence[bytes], stops: Iterable[str] = (), strip_first_space: bool = False) -> None:
         self._pieces = pieces  # token id -> bytes; ids past its end (padding of the embedding) have no text
-        self._stops = tuple(stops)
+        self._stops = list(stops)  # the one that what is held back may become comes first
         self._strip = strip_first_space  # SentencePiece marks a word's start with a space, an answer's first too
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -51,14 +51,21 @@ class TextStream:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = 0
+        for place, stop in enumerate(self._stops):
+            overlap = _overlap(text, stop, keep)
+            if overlap > keep:
+                keep = overlap
+                self._stops[0], self._stops[place] = stop, self._stops[0]
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper start of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
+def _overlap(text: str, stop: str, least: int) -> int:
+    """Length of the longest end of `text` that is a proper start of `stop`; 0 if it isn't longer than `least`."""
+    first, at = stop[0], max(0, len(text) - len(stop) + 1)
+    while len(text) - (at := text.find(first, at)) > least and at >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at += 1
     return 0

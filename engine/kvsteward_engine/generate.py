@@ -14,7 +14,16 @@ from kvsteward_engine.answers import DONE, Answer, usage
 from kvsteward_engine.detokenizer import TextStream
 from kvsteward_engine.engine import Delta
 from kvsteward_engine.errors import EngineFailed, InvalidRequest, QueueFull
-from kvsteward_engine.openai import ApiError, ChatRequest, CompletionRequest, Generation, Text, decode, generation
+from kvsteward_engine.openai import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Text,
+    characters,
+    decode,
+    generation,
+)
 from kvsteward_engine.sequence import Finish, Sampled
 from kvsteward_engine.service import SERVICE, Loaded, Service
 
@@ -51,9 +60,8 @@ async def prompt_tokens(service: Service, loaded: Loaded, prompt: Any) -> list[i
             len(prompt.text), lambda: tokenizer.encode(prompt.text, prompt.add_special_tokens)
         )
     elif isinstance(prompt[0], dict):
-        size = sum(len(message["content"]) for message in prompt)
         tokens = await service.off_loop(
-            size, lambda: tokenizer.encode(tokenizer.render(prompt), add_special_tokens=False)
+            characters(prompt), lambda: tokenizer.encode(tokenizer.render(prompt), add_special_tokens=False)
         )
     else:
         tokens = prompt

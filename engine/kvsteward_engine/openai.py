@@ -15,10 +15,17 @@ from kvsteward_engine.errors import InvalidRequest
 from kvsteward_engine.sequence import MAX_LOGPROBS, MAX_SEED, SamplingParams
 
 MAX_STOPS = 16
+MESSAGE_CHARACTERS = 32  # that a template writes around a message
+MAX_MESSAGE = 1_000  # characters of an error's message
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+def shortened(text: str) -> str:
+    """What of a text goes into an answer: clients write names of megabytes, and get them back by the sentence."""
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}"
 
 
 class ApiError(Exception):
@@ -34,7 +41,8 @@ class ApiError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.status, self.message, self.type, self.code = status, shortened(message), type, code
+        self.param = None if param is None else shortened(param)
         self.retry_after = retry_after
 
     def body(self) -> bytes:
@@ -218,7 +226,7 @@ def decode(kind: type[Request], body: bytes) -> Request:
     try:
         return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from error
+        raise _refusal(shortened(str(error))) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     except RecursionError as error:
@@ -285,6 +293,11 @@ def messages(asked: list[Message]) -> list[dict[str, str]]:
             entry["name"] = message.name
         plain.append(entry)
     return plain
+
+
+def characters(chat: list[dict[str, str]]) -> int:
+    """About how many characters a template makes of messages: empty ones take room, and time, too."""
+    return sum(MESSAGE_CHARACTERS + sum(map(len, message.values())) for message in chat)
 
 
 def _joined(parts: list[dict[str, Any]], at: str) -> str:

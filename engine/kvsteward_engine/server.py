@@ -10,7 +10,7 @@ from kvsteward_engine import answers, generate, kv_routes
 from kvsteward_engine.auth import authorised
 from kvsteward_engine.errors import EngineFailed, InvalidRequest, QueueFull
 from kvsteward_engine.metrics import CONTENT_TYPE
-from kvsteward_engine.openai import ApiError, TokenizeRequest, decode, messages
+from kvsteward_engine.openai import ApiError, TokenizeRequest, characters, decode, messages
 from kvsteward_engine.service import LOADING_RETRY_SECONDS, SERVICE, Phase, Service
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,8 @@ async def tokenize(request: web.Request) -> web.Response:
         tokens = await service.off_loop(len(text), lambda: tokenizer.encode(text, special))
     else:
         chat, special = messages(asked.messages or []), bool(asked.add_special_tokens)
-        size = sum(len(message["content"]) for message in chat)
         tokens = await service.off_loop(
-            size, lambda: tokenizer.encode(tokenizer.render(chat, asked.add_generation_prompt), special)
+            characters(chat), lambda: tokenizer.encode(tokenizer.render(chat, asked.add_generation_prompt), special)
         )
     body = {"count": len(tokens), "max_model_len": loaded.max_tokens, "tokens": tokens}
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")

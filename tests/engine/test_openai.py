@@ -1,10 +1,21 @@
 """Requests of the OpenAI API: what is taken, and the words in which the rest is refused."""
 
 import json
+import time
 from typing import Any
 
 import pytest
-from kvsteward_engine.openai import ApiError, ChatRequest, CompletionRequest, Generation, Text, decode, generation
+from kvsteward_engine.openai import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Text,
+    characters,
+    decode,
+    generation,
+)
+from kvsteward_engine.service import INLINE_CHARACTERS
 
 USER = {"role": "user", "content": "hi"}
 
@@ -198,3 +209,37 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
         decode(CompletionRequest, body)
     assert refused.value.status == 400
     assert json.loads(refused.value.body())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"model": "m", "messages": [{"role": "user", "content": "x", "%b": 1}]}', id="unknown-field"),
+        pytest.param(b'{"model": "m", "%b": 1}', id="unknown-field-of-the-request"),
+        pytest.param(b'{"model": "m", "messages": [{"role": "%b", "content": "x"}]}', id="role"),
+        pytest.param(
+            b'{"model": "m", "messages": [{"role": "user", "content": [{"type": "%b"}]}]}', id="type-of-a-part"
+        ),
+    ],
+)
+def test_a_name_of_megabytes_is_refused_soon_and_not_sent_back(body: bytes) -> None:
+    """The event loop, which every stream and the kill switch wait for, read it for two seconds once."""
+    began = time.process_time()
+    with pytest.raises(ApiError) as refused:
+        generation(decode(ChatRequest, body % (b" - at `$" * 250_000)))
+    assert len(refused.value.body()) < 4_000
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1000, 9)])
+def test_a_part_that_is_nested_as_deeply_as_can_be_read_is_refused(depth: int) -> None:
+    content = b'[{"type": %b}]' % (b"[" * depth + b"]" * depth)
+    with pytest.raises(ApiError) as refused:
+        generation(decode(ChatRequest, b'{"model": "m", "messages": [{"role": "user", "content": %b}]}' % content))
+    assert refused.value.status == 400
+
+
+def test_messages_count_as_text_also_when_they_are_empty() -> None:
+    assert characters([{"role": "user", "content": ""}] * 4096) > INLINE_CHARACTERS
+    assert characters([{"role": "user", "content": "", "name": "n" * 256}] * 8) > INLINE_CHARACTERS
+    assert characters([{"role": "user", "content": "hi"}]) < 100
