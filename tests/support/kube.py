@@ -2,15 +2,19 @@
 them into the cluster's network with kubectl, helm and KUBECONFIG at hand, so Services and pods answer by address."""
 
 import base64
+import functools
 import json
 import os
 import subprocess
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
+from kubernetes import client, config
 
 Json = dict[str, Any]
 POLICY_LABEL = "kvsteward.dev/policy"
@@ -112,7 +116,7 @@ class Kube:
     # --- a policy and its pods
 
     def policy(self, name: str) -> Json:
-        return self.get("kvcp", name)
+        return _read_object(f"/apis/kvsteward.dev/v1alpha1/namespaces/{self.namespace}/kvcachepolicies/{name}")
 
     def rollout(self, name: str, **fields: Any) -> None:
         """Edit fields of spec.rollout, by their names in the resource."""
@@ -141,7 +145,9 @@ class Kube:
 
     def pods(self, policy: str, *, leaving: bool = False) -> list[Json]:
         """Pods of a policy, without those that are being deleted unless asked for."""
-        found = self.items("pods", f"{POLICY_LABEL}={policy}")
+        selector = urllib.parse.quote(f"{POLICY_LABEL}={policy}")
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={selector}"
+        found: list[Json] = _read_object(path)["items"]
         return [pod for pod in found if leaving or "deletionTimestamp" not in pod["metadata"]]
 
     def endpoint(self, policy: str) -> str:
@@ -162,6 +168,26 @@ class Kube:
         found = self.items("events")
         about = [each for each in found if (each.get("involvedObject") or {}).get("name") == name]
         return [each["reason"] for each in sorted(about, key=lambda each: each["metadata"]["creationTimestamp"])]
+
+
+@functools.cache
+def _client() -> client.ApiClient:
+    return config.new_client_from_config()
+
+
+def _read_object(path: str) -> Json:
+    """What is looked at again and again comes straight from the API server: a kubectl takes a tenth of a second of a
+    core each time, which the pods under test need. Raises KubectlFailed, as kubectl would."""
+    api = _client()
+    try:
+        answer = api.call_api("GET", api.configuration.host + path, {"Accept": "application/json"}, _request_timeout=30)
+        answer.read()
+    except (client.ApiException, urllib3.exceptions.HTTPError) as error:
+        raise KubectlFailed(f"GET {path}: {error}") from None
+    if answer.status != 200:
+        raise KubectlFailed(f"GET {path}: {answer.status} {answer.data.decode(errors='replace')}")
+    found: Json = json.loads(answer.data)
+    return found
 
 
 def _read(path: str) -> str:
