@@ -26,12 +26,13 @@ from kvsteward_engine.outcomes import OutcomeRing, outcome_of
 from kvsteward_engine.request import Request
 from kvsteward_engine.residency import Residency
 from kvsteward_engine.scheduler import Scheduler
-from kvsteward_engine.sequence import Finish, Sampled, SamplingParams, Sequence, State, Step, Work
+from kvsteward_engine.sequence import NO_TOKEN, Finish, Sampled, SamplingParams, Sequence, State, Step, Work
 from kvsteward_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
 SWEEP_PAGES = 256  # expired and over-quota pages dropped a step, besides those dropped when they are met
+NOT_FINITE = "the model produced logits that aren't finite numbers; with FP16, try BF16 or FP32"
 FAILURES = 3  # steps in a row that may fail before the engine counts as broken
 
 
@@ -275,6 +276,9 @@ class Engine:
                 continue
             if token is None:
                 self.residency.publish(request, now)
+                continue
+            if token.token == NO_TOKEN:  # what it wrote is of no use either: nothing of this step is published
+                self._end(deltas, request, Finish.ERROR, now, error=NOT_FINITE)
                 continue
             sequence.tokens.append(token.token)
             if request.first_token is None:

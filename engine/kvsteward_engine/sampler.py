@@ -11,8 +11,7 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from kvsteward_engine.errors import EngineFailed
-from kvsteward_engine.sequence import Sampled, SamplingParams, Sequence
+from kvsteward_engine.sequence import NO_TOKEN, Sampled, SamplingParams, Sequence
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy: dividing by it would only lose precision
 RANKED = 1024  # likeliest tokens looked at before a full sort is paid for
@@ -21,22 +20,22 @@ RANKED = 1024  # likeliest tokens looked at before a full sort is paid for
 def sample(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[Sampled]:
     """One token for each row of `logits` (rows, vocab), float32, the next one of the sequence at its place.
 
-    Log probabilities are those of the model itself, before penalties, temperature and cuts. Raises `EngineFailed`
-    if the model produced no finite logits.
+    Log probabilities are those of the model itself, before penalties, temperature and cuts. A row without finite
+    logits, which an overflow in 16 bits leaves, gives NO_TOKEN: it is nobody's fault but its own sequence's.
     """
     params = [sequence.sampling for sequence in sequences]
     shaped = _penalised(logits, sequences)
     best, tokens = shaped.max(dim=-1)
-    if not torch.isfinite(best).all():
-        raise EngineFailed("the model produced logits that aren't finite numbers; with FP16, try BF16 or FP32")
-    chosen = tokens.tolist()
-    drawn = [row for row, each in enumerate(params) if each.temperature >= GREEDY_BELOW]
+    chosen, finite = tokens.tolist(), torch.isfinite(best).tolist()
+    drawn = [row for row, each in enumerate(params) if each.temperature >= GREEDY_BELOW and finite[row]]
     if drawn:
         for row, token in zip(drawn, _draw(shaped[drawn], [sequences[row] for row in drawn]), strict=True):
             chosen[row] = token
     if all(each.logprobs is None for each in params):
-        return [Sampled(token) for token in chosen]
-    return _with_logprobs(logits, chosen, params)
+        results = [Sampled(token) for token in chosen]
+    else:
+        results = _with_logprobs(logits, chosen, params)
+    return results if all(finite) else [one if finite[row] else Sampled(NO_TOKEN) for row, one in enumerate(results)]
 
 
 def uniform(seed: int, position: int) -> float:

@@ -15,6 +15,7 @@ from kvsteward_engine.errors import InvalidRequest
 if TYPE_CHECKING:
     from kvsteward_contract.directive import Directive
 
+NO_TOKEN = -1  # in place of a sampled token: the model produced no finite logits for this sequence
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 

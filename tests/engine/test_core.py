@@ -14,7 +14,7 @@ from kvsteward_contract.directive import EnginePolicy, Mode, Retention
 from kvsteward_contract.identity import output_digest
 from kvsteward_engine.core import EngineThread
 from kvsteward_engine.errors import EngineFailed, InvalidRequest, OutOfMemory, QueueFull
-from kvsteward_engine.sequence import Finish, Sampled, SamplingParams, Step
+from kvsteward_engine.sequence import NO_TOKEN, Finish, Sampled, SamplingParams, Step
 from support.fake_engine import FakeEngine, FakeRunner, cold_tokens, directive, prompt_of, settings
 
 PROMPT = prompt_of(5, 22)
@@ -157,6 +157,32 @@ def test_pages_of_a_failed_step_are_never_matched() -> None:
     engine.runner.faults = [ValueError("broken")]
     engine.go(1)
     assert engine.residency.pages.resident_by_kind["Private"] == 4  # those of the first step alone
+
+
+def test_a_sequence_without_finite_logits_ends_alone_and_leaves_nothing_behind() -> None:
+    """Or whoever finds a prompt that overflows could end the engine for everybody with three of them."""
+    engine = FakeEngine()
+    engine.permit()
+    overflowing, run = prompt_of(7, 14), engine.runner.run
+
+    def sometimes(step: Step) -> list[Sampled]:
+        works = [work for work in step.works if work.sample]
+        return [
+            Sampled(NO_TOKEN) if work.sequence.tokens[:14] == overflowing else one
+            for work, one in zip(works, run(step), strict=True)
+        ]
+
+    engine.runner.run = sometimes  # type: ignore[method-assign]
+    for number in range(5):
+        engine.submit(f"bad-{number}", overflowing, SamplingParams(max_tokens=4), directive())
+    engine.submit("good", PROMPT, SamplingParams(max_tokens=8), directive())
+    engine.finish_all()
+    assert engine.results["good"] == cold_tokens(PROMPT, 8)
+    for number in range(5):
+        assert engine.endings[f"bad-{number}"].finish is Finish.ERROR
+        assert "aren't finite" in engine.endings[f"bad-{number}"].error
+        assert engine.outcome(f"bad-{number}").stored_pages == 0
+    assert (engine.failed, engine.faults()) == (None, [])
 
 
 def test_three_failed_steps_in_a_row_end_the_engine_for_all() -> None:

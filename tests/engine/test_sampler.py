@@ -10,9 +10,9 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvsteward_engine.errors import EngineFailed, InvalidRequest
+from kvsteward_engine.errors import InvalidRequest
 from kvsteward_engine.sampler import RANKED, sample, uniform
-from kvsteward_engine.sequence import MAX_SEED, SamplingParams
+from kvsteward_engine.sequence import MAX_SEED, NO_TOKEN, Sampled, SamplingParams
 from support.oracle import sequence
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0, 2.0])
@@ -155,11 +155,22 @@ def test_logprobs_are_the_models_own_and_only_of_those_who_ask() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_fail(bad: float) -> None:
+def test_a_row_of_logits_that_are_no_numbers_gives_no_token_and_spares_the_others(bad: float) -> None:
     logits = LOGITS.clone()
     logits[2] = bad
-    with pytest.raises(EngineFailed, match="aren't finite"):
-        sample(logits[None], [sequence([0], [])])
+    asked = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=1.0, seed=1, top_k=2),
+        SamplingParams(logprobs=2, frequency_penalty=1.0),
+    ]
+    sequences = [sequence([0], [1], each) for each in asked]
+    alone = sample(LOGITS.repeat(4, 1), sequences)
+    for row in range(4):
+        mixed = LOGITS.repeat(4, 1)
+        mixed[row] = logits
+        assert [one for at, one in enumerate(sample(mixed, sequences)) if at != row] == alone[:row] + alone[row + 1 :]
+        assert sample(mixed, sequences)[row] == Sampled(NO_TOKEN)
 
 
 @pytest.mark.parametrize(
