@@ -47,10 +47,11 @@ class Server(web.Server):
 class Connection(web.RequestHandler):
     """Closes when a head takes longer than HEAD_SECONDS or more than MAX_HEAD bytes; idle ones are left alone."""
 
-    __slots__ = ("_body", "_head", "_late")
+    __slots__ = ("_body", "_head", "_late", "promised")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.promised = False  # its last answer said that it goes on: the client may be sending its next request already
         self._body: Any = None  # of the newest request; what comes before it is at its end is no head
         self._head = 0  # bytes of a head that came so far, but for those that shared a read with what was before it
         self._late: asyncio.TimerHandle | None = None
@@ -84,3 +85,14 @@ class Connection(web.RequestHandler):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+def promise(request: web.BaseRequest, goes_on: bool) -> None:
+    """Notes what an answer said of its connection."""
+    if isinstance(request.protocol, Connection):
+        request.protocol.promised = goes_on
+
+
+def promised(request: web.BaseRequest) -> bool:
+    """Whether the answer before this request said that the connection goes on."""
+    return isinstance(request.protocol, Connection) and request.protocol.promised

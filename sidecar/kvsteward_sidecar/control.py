@@ -123,9 +123,10 @@ class Control:
         """True while the engine answers and has its model loaded."""
         return self.link.ready
 
-    def refusal(self) -> Refusal | None:
-        """Not None: answer so at once (the engine isn't ready, or the drain's second phase has begun)."""
-        if self.drain.phase in (Phase.REFUSING, Phase.DRAINED):
+    def refusal(self, promised: bool = False) -> Refusal | None:
+        """Not None: answer so at once (the engine isn't ready, or the drain's second phase has begun). `promised`: the
+        connection's last answer began before the drain and said that it goes on; such a client is still served."""
+        if self.drain.phase is Phase.DRAINED or (self.drain.phase is Phase.REFUSING and not promised):
             return _DRAINING
         return None if self.link.ready else _NOT_READY
 

@@ -20,7 +20,7 @@ from kvsteward_contract.wire import DIRECTIVE_HEADER, RECEIPT_HEADER, SESSION_HE
 
 from . import body as bodies
 from .body import Body, BodyError, NoRoom, Room
-from .clients import Server
+from .clients import Server, promise, promised
 from .control import Control
 from .engine_link import EngineAddress
 from .relay import ClientStalled, Relay, Sent
@@ -91,7 +91,7 @@ class Proxy:
         route = find(self._backend, request.method, request.raw_path)
         if route is None:
             return self._error(404, "not_found", "There is nothing here.")
-        refusal = self._control.refusal()
+        refusal = self._control.refusal(promised=promised(request))
         if refusal is not None:
             return self._refuse(refusal)
         if route.kind is Kind.HEALTH:
@@ -188,6 +188,7 @@ class Proxy:
                 answer.abort()  # nothing, once it is complete
             status = answer.status
             ending = Ending.COMPLETED if status < 400 else Ending.REFUSED if status < 500 else Ending.FAILED
+            promise(request, relay.goes_on)
             return Sent(relay.goes_on)
         except asyncio.CancelledError:
             # A client may well leave between the last byte and the turn in which this task hears of it.

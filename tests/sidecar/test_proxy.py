@@ -779,6 +779,36 @@ async def test_a_drain_first_asks_clients_to_go_and_then_refuses(tmp_path: Path,
         assert got.header("connection") == "close"
 
 
+async def test_a_connection_that_was_promised_to_go_on_is_served_once_more_while_others_are_refused(
+    tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    """Its client may be sending already when the drain's second phase begins, and can't know."""
+    go = asyncio.Event()
+
+    async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await stream(seen, writer)
+
+    async with running_sidecar(tmp_path, engine) as sidecar:
+        engine.script = stream
+        kept = await sidecar.connect()
+        assert (await kept.ask(chat({"stream": True}))).header("connection") is None
+        engine.script = slow
+        running = asyncio.create_task(sidecar.ask(chat({"stream": True})))
+        await until(lambda: sidecar.control.in_flight == 1)
+        engine.script = stream
+        sidecar.control.drain._closing_seconds = 0.05
+        draining = asyncio.create_task(sidecar.control.drain.run(30))
+        await until(lambda: sidecar.control.refusal() is not None)
+        got = await kept.ask(chat({"stream": True}))
+        assert (got.status, got.header("connection")) == (200, "close")
+        assert (await sidecar.ask(chat({"stream": True}))).status == 503
+        go.set()
+        assert (await running).status == 200
+        await draining
+        assert (await sidecar.ask(chat({"stream": True}))).status == 503
+
+
 async def test_health_says_whether_a_request_can_be_served_now(sidecar: Sidecar, engine: ScriptedEngine) -> None:
     assert (await sidecar.ask(b"GET /health HTTP/1.1\r\nHost: s\r\n\r\n")).status == 200
     await engine.stop()
