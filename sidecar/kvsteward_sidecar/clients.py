@@ -51,7 +51,7 @@ class Connection(web.RequestHandler):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.promised = False  # its last answer said that it goes on: the client may be sending its next request already
+        self.promised = False  # its last answer said that it goes on: its client may be sending the next request
         self._body: Any = None  # of the newest request; what comes before it is at its end is no head
         self._head = 0  # bytes of a head that came so far, but for those that shared a read with what was before it
         self._late: asyncio.TimerHandle | None = None
