@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 from kvsteward_cli.cluster import api
-from kvsteward_cli.cluster.api import Conflict, NotFound, connect, controlled, handshake_sentence, refusal
+from kvsteward_cli.cluster.api import Conflict, NotFound, PodSilent, connect, controlled, handshake_sentence, refusal
 from kvsteward_cli.cluster.main import main
 from kvsteward_cli.errors import CommandFailed
 
@@ -30,6 +30,7 @@ class ApiServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
         self.requests: list[tuple[str, str, str, Any]] = []
+        self.credentials: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -43,6 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         self.server.requests.append((self.command, self.path, self.headers.get("Content-Type", ""), body))
+        self.server.credentials.add(self.headers.get("Authorization", ""))
         path = self.path.partition("?")[0]
         status, told = self.server.answers.get((self.command, path), (404, "404 page not found"))
         if callable(told):
@@ -108,6 +110,7 @@ def test_patches_are_json_patches_that_refuse_fields_the_cluster_does_not_have(
     assert cluster.patch("chat", [operation], dry_run=True) == {"metadata": {"name": "chat"}}
     kept, tried = server.requests
     assert kept[2:] == tried[2:] == ("application/json-patch+json", [operation])
+    assert server.credentials == {"Bearer secret"}
     for path in (kept[1], tried[1]):
         assert "fieldValidation=Strict" in path
         assert "fieldManager=kubectl-kvcache" in path
@@ -141,6 +144,13 @@ def test_pods_are_those_whose_owners_end_in_the_policy(server: ApiServer, kubeco
     assert [pod["metadata"]["name"] for pod in found] == ["ours"]
     asked = [parse_qs(urlsplit(path).query)["labelSelector"] for _, path, _, _ in server.requests]
     assert asked == [["kvsteward.dev/policy=chat"]] * 3
+
+
+def test_a_port_forward_carries_the_same_credentials(server: ApiServer, kubeconfig: Path) -> None:
+    with pytest.raises(PodSilent, match=r"no port-forward: .*404"):
+        connect(str(kubeconfig), None, None).ask("chat-1", "/v1/observation", "admin", 5)
+    assert server.requests[0][1] == "/api/v1/namespaces/serving/pods/chat-1/portforward?ports=9901"
+    assert server.credentials == {"Bearer secret"}
 
 
 def test_an_object_without_owners_is_nobodys() -> None:

@@ -445,6 +445,9 @@ async def test_a_policy_that_is_not_there_is_a_sentence(cluster: OperatedCluster
         pytest.param(["status", "chat", "-o", "yaml"], id="unknown-output"),
         pytest.param(["receipts", "chat", "--limit", "0"], id="no-receipts"),
         pytest.param(["rollback", "chat", "--to-revision", "two"], id="no-number"),
+        pytest.param(["kill", "../secrets/chat"], id="a-path-for-a-name"),
+        pytest.param(["status", "-n", "a/b"], id="a-path-for-a-namespace"),
+        pytest.param(["receipts", "chat", "--id", "a&limit=1"], id="a-query-for-an-id"),
     ],
 )
 def test_a_command_that_makes_no_sense_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,13 +105,17 @@ async def test_kill_wait_under_load_shows_each_pods_last_match_and_nothing_match
     await released(chat)
 
 
-async def test_kill_wait_needs_no_operator_and_release_does(chat, system):
+async def test_kill_wait_needs_no_operator_and_releasing_what_it_has_seen_does(chat, system):
     await asyncio.to_thread(system.scale, "kvsteward", 0)
     try:
         ran = await kvcache("kill", chat.name, "--wait")
         assert ran.returncode == 0, ran.stderr
         for pod in await pods(chat):
             assert re.search(rf"^{pod} +yes ", ran.stdout, re.MULTILINE)
+        await asyncio.to_thread(system.scale, "kvsteward", 1)
+        await asyncio.to_thread(chat.kube.wait_for, chat.name, "ColdPath", "True", 60)
+        await settled(chat)
+        await asyncio.to_thread(system.scale, "kvsteward", 0)
         await done("release", chat.name)
         await asyncio.sleep(2)
         assert all(each["coldRequested"] for each in await asyncio.to_thread(chat.observations))
@@ -170,7 +174,7 @@ async def test_promote_goes_up_step_by_step_and_a_pause_holds_it(chat):
     await asyncio.sleep(2)
     await chat.in_force("Canary", 25)
     await done("resume", chat.name)
-    await chat.in_force("Full")
+    await chat.in_force("Full", 25)
     ran = await kvcache("promote", chat.name)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == f"kubectl kvcache: {chat.name} is at Full: there is no stage beyond it\n"

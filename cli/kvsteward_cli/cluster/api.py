@@ -11,13 +11,15 @@ import http.client
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import urllib3
 import yaml
-from kubernetes import client, config, stream
+from kubernetes import client, config, dynamic
+from kubernetes.stream import ws_client
 from kvsteward_contract import wire
 
 from kvsteward_cli.errors import CommandFailed
@@ -27,8 +29,6 @@ FIELD_MANAGER = "kubectl-kvcache"
 TIMEOUT = (5, 15)  # seconds to connect, and to answer
 PAGE = 500
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-APPS = ("apps", "v1")
-POLICIES = (wire.GROUP, wire.VERSION)
 
 
 class NotFound(CommandFailed):
@@ -105,57 +105,52 @@ def _namespace_of(kubeconfig: str | None, context: str | None) -> str:
 
 
 class KubernetesCluster:
-    """A Cluster that is real."""
+    """A Cluster that is real.
+
+    It asks for paths instead of through the client's typed APIs: importing those of pods and Secrets takes longer than
+    anything else here, and what content type a patch has differs from version to version.
+    """
 
     def __init__(self, configuration: Any, namespace: str) -> None:
         self.namespace = namespace
         self._configuration = configuration
-        api = client.ApiClient(configuration)
-        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
-        # Versions of the client differ in what they take a patch of a custom object for, and in how to say it; only a
-        # header that is always sent is heeded by all.
-        patches = client.ApiClient(configuration, "Content-Type", "application/json-patch+json")
-        self._patches = client.CustomObjectsApi(patches)
+        self._rest = dynamic.DynamicClient(client.ApiClient(configuration), discoverer=lambda *_: None)
 
     def policy(self, name: str) -> Object:
-        return self._call(self._custom.get_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL, name)
+        return self._call("GET", self._policies(name))
 
     def policies(self, *, everywhere: bool = False) -> list[Object]:
-        if everywhere:
-            return self._items(self._custom.list_cluster_custom_object, *POLICIES, wire.PLURAL)
-        return self._items(self._custom.list_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL)
+        return self._items(f"/apis/{wire.API_VERSION}/{wire.PLURAL}" if everywhere else self._policies())
 
     def patch(self, name: str, operations: Sequence[Mapping[str, Any]], *, dry_run: bool = False) -> Object:
-        extra = {"dry_run": "All"} if dry_run else {}
-        return self._call(
-            self._patches.patch_namespaced_custom_object, *POLICIES, self.namespace, wire.PLURAL, name,
-            [dict(operation) for operation in operations],
-            field_manager=FIELD_MANAGER, field_validation="Strict", **extra,
-        )  # fmt: skip
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+        return self._call("PATCH", self._policies(name), query, [dict(operation) for operation in operations])
 
     def revisions(self, name: str) -> list[Object]:
-        return self._apps("controllerrevisions", name)
+        return self._labelled("/apis/apps/v1", "controllerrevisions", name)
 
     def pods(self, policy: Object) -> list[Object]:
         name = policy["metadata"]["name"]
-        deployments = controlled(self._apps("deployments", name), {policy["metadata"]["uid"]})
-        sets = controlled(self._apps("replicasets", name), uids(deployments))
-        pods = self._items(self._core.list_namespaced_pod, self.namespace, label_selector=_selector(name))
-        return controlled(pods, uids(sets))
+        deployments = controlled(self._labelled("/apis/apps/v1", "deployments", name), {policy["metadata"]["uid"]})
+        sets = controlled(self._labelled("/apis/apps/v1", "replicasets", name), uids(deployments))
+        return controlled(self._labelled("/api/v1", "pods", name), uids(sets))
 
     def admin_token(self, name: str) -> str:
-        secret = self._call(self._core.read_namespaced_secret, f"{name}-kvsteward", self.namespace)
+        secret = self._call("GET", f"/api/v1/namespaces/{quote(self.namespace)}/secrets/{quote(name)}-kvsteward")
         try:
             return base64.b64decode(secret["data"][wire.ADMIN_TOKEN_KEY]).decode()
         except (KeyError, TypeError, ValueError):
             raise CommandFailed(f"Secret {name}-kvsteward has no {wire.ADMIN_TOKEN_KEY}: it is not ours") from None
 
     def ask(self, pod: str, path: str, token: str, seconds: float) -> tuple[int, bytes]:
-        # A client of its own: the stream module swaps the client's request method while it connects.
-        core = client.CoreV1Api(client.ApiClient(self._configuration))
+        url = f"{self._configuration.host}/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/portforward"
         try:
-            forward = stream.portforward(
-                core.connect_get_namespaced_pod_portforward, pod, self.namespace, ports=str(wire.ADMIN_PORT)
+            forward = ws_client.portforward_call(
+                self._configuration,
+                "GET",
+                url,
+                query_params=[("ports", str(wire.ADMIN_PORT))],
+                headers=credentials(self._configuration),
             )
         except client.ApiException as error:
             raise PodSilent(handshake_sentence(str(error.reason))) from None
@@ -173,25 +168,43 @@ class KubernetesCluster:
             connection.close()
             forward.close()
 
-    def _apps(self, plural: str, policy: str) -> list[Object]:
-        listing = self._custom.list_namespaced_custom_object
-        return self._items(listing, *APPS, self.namespace, plural, label_selector=_selector(policy))
+    def _policies(self, name: str = "") -> str:
+        path = f"/apis/{wire.API_VERSION}/namespaces/{quote(self.namespace)}/{wire.PLURAL}"
+        return f"{path}/{quote(name)}" if name else path
 
-    def _items(self, listing: Callable[..., Any], *args: Any, **options: Any) -> list[Object]:
+    def _labelled(self, root: str, plural: str, policy: str) -> list[Object]:
+        path = f"{root}/namespaces/{quote(self.namespace)}/{plural}"
+        return self._items(path, labelSelector=f"{wire.POLICY_LABEL}={policy}")
+
+    def _items(self, path: str, **query: str) -> list[Object]:
         found: list[Object] = []
         while True:
-            page = self._call(listing, *args, limit=PAGE, **options)
+            page = self._call("GET", path, {"limit": str(PAGE), **query})
             found += page.get("items") or []
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
-            options["_continue"] = token
+            query["continue"] = token
 
-    def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Object:
+    def _call(self, method: str, path: str, query: Mapping[str, str] | None = None, patch: Any = None) -> Object:
         with sentences(self._configuration.host):
-            response = function(*args, _preload_content=False, _request_timeout=TIMEOUT, **options)
+            response = self._rest.request(
+                method,
+                path,
+                patch,
+                query_params=list((query or {}).items()),
+                content_type="application/json-patch+json" if patch is not None else "application/json",
+                serialize=False,
+                _request_timeout=TIMEOUT,
+            )
             found: Object = json.loads(response.data)
             return found
+
+
+def credentials(configuration: Any) -> dict[str, str]:
+    """Headers that say who asks; certificates go with the connection."""
+    settings = configuration.auth_settings().values()
+    return {one["key"].lower(): one["value"] for one in settings if one["in"] == "header" and one["value"]}
 
 
 def uids(bodies: Sequence[Object]) -> set[str]:
@@ -206,10 +219,6 @@ def controlled(bodies: Sequence[Object], by: set[str]) -> list[Object]:
 def _controllers(body: Object) -> list[str]:
     owners = body["metadata"].get("ownerReferences") or ()
     return [owner["uid"] for owner in owners if owner.get("controller")]
-
-
-def _selector(name: str) -> str:
-    return f"{wire.POLICY_LABEL}={name}"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -39,7 +40,7 @@ def finish(name: str, run: Callable[[], int]) -> int:
 def shared() -> argparse.ArgumentParser:
     """Options that may stand before or after the command."""
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("-n", "--namespace", help="of the policy; else the context's")
+    common.add_argument("-n", "--namespace", type=_object_name, help="of the policy; else the context's")
     common.add_argument("--context", help="of the kubeconfig; else its current one")
     common.add_argument("--kubeconfig", metavar="FILE", help="instead of KUBECONFIG or ~/.kube/config")
     common.add_argument("-o", "--output", choices=["table", "json"], help="json: for scripts")
@@ -52,7 +53,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
     def verb(name: str, help_: str, *, one: bool = True) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help_, description=help_, parents=[common])
-        made.add_argument("name", metavar="NAME", nargs=None if one else "?", help="of the KVCachePolicy")
+        made.add_argument(
+            "name", metavar="NAME", type=_object_name, nargs=None if one else "?", help="of the KVCachePolicy"
+        )
         return made
 
     status = verb("status", "stage, generations, conditions and evidence of one policy, or a line for each", one=False)
@@ -61,7 +64,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
     receipts = verb("receipts", "the newest cache decisions of all pods")
     receipts.add_argument("--limit", type=_number(1, MAX_RECEIPTS), default=20, help="(%(default)s)")
-    receipts.add_argument("--id", help="one receipt in full: the value of the answer's header X-KV-Receipt")
+    receipts.add_argument("--id", type=_receipt_id, help="one in full: the value of the answer's header X-KV-Receipt")
 
     ledger = verb("ledger", "pages of cached state in all pods, those used last first")
     ledger.add_argument("--limit", type=_number(1, 1_000_000), default=20, help="(%(default)s)")
@@ -108,6 +111,18 @@ def execute(given: argparse.Namespace) -> int:
     )  # fmt: skip
     command = next(one for one in commands if one.__name__ == given.verb)
     return command(session, given)
+
+
+def _object_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be the name of an object")
+    return text
+
+
+def _receipt_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Za-z-]{1,64}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be the id of a receipt")
+    return text
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:
