@@ -7,6 +7,8 @@ reading of the same bytes can find a salt that this one did not.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -64,9 +66,14 @@ class Body:
         return data
 
 
+# Up to this long every key is looked at. Past it foreign keys are skipped unseen and count as one: 400,000 of them
+# would hold up the event loop, and with it every stream and the kill switch, for half a second.
+LOOKED_AT = 65_536
+
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 _ABSENT = (b"null", b"false")
+_ABSENT_RAW = msgspec.Raw()
 
 
 async def read(chunks: AsyncIterator[bytes], limit: int, room: Room) -> bytes:
@@ -95,7 +102,7 @@ def reduce(data: bytes, route: Route) -> Body:
     try:
         if not data.isascii():
             data.decode()  # raw values are not checked by the decoder
-        fields = _decoder.decode(data)
+        fields = _decoder.decode(data) if len(data) <= LOOKED_AT else _known(data, route)
     except msgspec.ValidationError:
         raise BodyError(400, "The request body must be a JSON object.") from None
     except UnicodeDecodeError:
@@ -110,6 +117,27 @@ def reduce(data: bytes, route: Route) -> Body:
     for key in foreign:
         del fields[key]
     return Body(_encoder.encode(fields), user, _supported(fields), dropped)
+
+
+def _known(data: bytes, route: Route) -> dict[str, msgspec.Raw]:
+    """The fields that anything is known of and, for all others, one that nobody knows."""
+    decoder, strict = _decoders(route)
+    found = decoder.decode(data)
+    pairs = ((name, getattr(found, name)) for name in decoder.type.__struct_fields__)
+    fields = {name: value for name, value in pairs if value is not _ABSENT_RAW}
+    try:
+        strict.decode(data)
+    except msgspec.ValidationError:
+        fields[""] = _ABSENT_RAW
+    return fields
+
+
+@cache
+def _decoders(route: Route) -> tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]:
+    names = sorted(route.keys | WATCHED_KEYS | {_SESSION_KEY})
+    fields: list[tuple[str, type, msgspec.Raw]] = [(name, msgspec.Raw, _ABSENT_RAW) for name in names]
+    known, only = (msgspec.defstruct("Fields", fields, forbid_unknown_fields=strict) for strict in (False, True))
+    return msgspec.json.Decoder(known), msgspec.json.Decoder(only)
 
 
 def _supported(fields: dict[str, msgspec.Raw]) -> bool:

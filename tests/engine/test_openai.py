@@ -1,5 +1,6 @@
 """Requests of the OpenAI API: what is taken, and the words in which the rest is refused."""
 
+import gc
 import json
 import time
 from typing import Any
@@ -237,6 +238,24 @@ def test_a_part_that_is_nested_as_deeply_as_can_be_read_is_refused(depth: int) -
     with pytest.raises(ApiError) as refused:
         generation(decode(ChatRequest, b'{"model": "m", "messages": [{"role": "user", "content": %b}]}' % content))
     assert refused.value.status == 400
+
+
+def test_a_body_of_many_small_things_is_not_searched_for_garbage_while_it_is_read() -> None:
+    """For a million of them, which four megabytes hold, that took a second of the event loop."""
+    collected: list[str] = []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        request = decode(CompletionRequest, b'{"model": "m", "prompt": [%b[1]]}' % (b"[1]," * 100_000))
+    finally:
+        gc.callbacks.remove(note)
+    assert len(collected) <= 4  # once it is over
+    assert gc.isenabled()
+    with pytest.raises(ApiError, match="one prompt a request"):
+        generation(request)
 
 
 def test_messages_count_as_text_also_when_they_are_empty() -> None:

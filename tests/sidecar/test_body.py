@@ -1,13 +1,14 @@
 """A body is checked, reduced to what its route allows, and written anew."""
 
 import json
+import time
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvsteward_contract.policy import Backend
-from kvsteward_sidecar.body import BodyError, Room, read, reduce
+from kvsteward_sidecar.body import LOOKED_AT, BodyError, Room, read, reduce
 from kvsteward_sidecar.routes import Route, find
 
 
@@ -140,6 +141,29 @@ def test_the_engine_gets_the_allowed_keys_with_their_values_and_no_other(fields:
     body = reduce(msgspec.json.encode(fields), route())
     assert json.loads(body.data) == {key: value for key, value in fields.items() if key in route().keys}
     assert len(body.dropped) == len(fields.keys() - route().keys - {"user"})
+
+
+@given(st.dictionaries(KEYS, JSON))
+def test_a_long_body_is_reduced_as_a_short_one_is(fields: dict[str, object]) -> None:
+    short = reduce(msgspec.json.encode(fields), route())
+    long = reduce(msgspec.json.encode(fields) + b" " * LOOKED_AT, route())
+    assert json.loads(long.data) == json.loads(short.data)
+    assert (long.user, long.supported, set(long.dropped)) == (short.user, short.supported, set(short.dropped))
+
+
+def test_a_body_of_nothing_but_keys_is_reduced_soon() -> None:
+    keys = ",".join(f'"{number:x}":1' for number in range(300_000))
+    began = time.process_time()
+    body = reduce(b'{"model":"tiny","cache_salt":"x",%b}' % keys.encode(), route())
+    assert time.process_time() - began < 0.25
+    assert (body.data, sorted(body.dropped)) == (b'{"model":"tiny"}', ["cache_salt", "other"])
+
+
+@pytest.mark.parametrize("data", [b"[]", b'{"a":1', b'{"model":"\\ud800"}', b'{"user":' + b"[" * 5_000])
+def test_a_long_body_that_is_no_json_object_is_refused_too(data: bytes) -> None:
+    with pytest.raises(BodyError) as caught:
+        reduce(data + b" " * LOOKED_AT, route())
+    assert caught.value.status == 400
 
 
 async def test_a_body_is_read_to_its_end_and_no_further_than_its_limit() -> None:
