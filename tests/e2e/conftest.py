@@ -13,19 +13,21 @@ from support.kube import Kube, until
 from support.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
-SYSTEM = "kvsteward-system"
+SYSTEM, SERVING = "kvsteward-system", "serving"
 IMAGES = {part: f"localhost/kvsteward-{part}:dev" for part in ("operator", "sidecar", "engine")}
 
 
 @pytest.fixture(scope="session")
 def system() -> Kube:
-    """The operator's namespace, the CRD applied and the chart installed."""
+    """The operator's namespace, the CRD applied and the chart installed, for the policies of namespace `serving`
+    alone: other tests run operators of their own in other namespaces."""
     kube = Kube(SYSTEM)
     kube.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
     kube.kubectl("wait", "--for=condition=Established", "crd/kvcachepolicies.kvsteward.dev", "--timeout=30s")
-    kube.apply(manifests.namespace(SYSTEM))
+    kube.apply(manifests.namespace(SYSTEM), manifests.namespace(SERVING))
     sets = [word for part, image in IMAGES.items() for word in ("--set", f"image.{part}={image}")]
     chart = str(ROOT / "charts" / "kvsteward")
+    sets += ["--set", f"watch.namespaces={{{SERVING}}}"]
     kube.helm("upgrade", "--install", "kvsteward", chart, "--wait", "--timeout=180s", *sets)
     return kube
 
@@ -41,10 +43,9 @@ class Serving:
 @pytest.fixture(scope="session")
 def serving(system: Kube) -> Serving:
     """Namespace `serving`, restricted, with the checkpoints in claim `models` and keys for three tenants."""
-    found = Serving(Kube("serving"), {tenant: secrets.token_urlsafe(32) for tenant in ("acme", "globex", "rotating")})
-    found.kube.apply(manifests.namespace("serving"))
+    found = Serving(Kube(SERVING), {tenant: secrets.token_urlsafe(32) for tenant in ("acme", "globex", "rotating")})
     until("default service account", lambda: found.kube.exists("serviceaccount", "default"))
-    found.kube.apply(*manifests.models("serving", ROOT / ".cache" / "models"), manifests.tenant_keys(found.keys))
+    found.kube.apply(*manifests.models(SERVING, ROOT / ".cache" / "models"), manifests.tenant_keys(found.keys))
     return found
 
 
