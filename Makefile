@@ -52,7 +52,8 @@ prove: prove-engine prove-sidecar prove-cluster  ## the long measurements, writt
 
 prove-engine: setup  ## the engine's, with the real checkpoint
 	scripts/model
-	PROVE=1 $(python) -m pytest tests/engine
+	PROVE=1 $(python) -m pytest tests/cli/test_worked_example.py tests/engine/test_models.py \
+	    tests/engine/test_warm_equals_cold_model.py
 
 prove-sidecar: setup  ## the sidecar's
 	scripts/bench-sidecar | tee /dev/stderr | tail -n 1 | $(python) -m json.tool > docs/proof/bench-sidecar.json

@@ -15,6 +15,7 @@ from kvsteward_engine.errors import QueueFull
 from kvsteward_engine.runner import Runner
 from kvsteward_engine.sequence import SamplingParams
 from support.fake_engine import directive
+from support.proof import record
 from support.tiny_model import make_tiny_model
 
 PROMPTS = 200
@@ -100,3 +101,16 @@ def test_two_hundred_warm_answers_are_the_cold_ones(tmp_path: Path, deterministi
     for pages in (warm.engine.residency.pages, warm.engine.residency.shadow.pages):
         assert faults(pages, []) == []
         assert pages.available == PAGES
+    record(
+        "warm-equals-cold",
+        "warm tokens = cold tokens, float32, 200 random prompts mixed with cancellations and preemptions",
+        {
+            "promptsEqual": PROMPTS,
+            "bitsOfLogProbabilitiesEqual": deterministic,
+            "reusing": sum(outcome.reused_tokens > 0 for outcome in outcomes),
+            "preempted": sum(outcome.preemptions > 0 for outcome in outcomes),
+            "cancelled": sum(outcome.finish == "cancelled" for outcome in outcomes),
+            "pagesHeldAtTheEnd": PAGES - warm.engine.residency.pages.available,
+        },
+        part="deterministic" if deterministic else "fast",
+    )

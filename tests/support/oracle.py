@@ -54,6 +54,7 @@ class Oracle:
     """One random model of transformers, saved in `folder`."""
 
     def __init__(self, folder: Path, variant: str, seed: int = 0, **save: Any) -> None:
+        self.variant = variant
         kind, changes = VARIANTS[variant]
         config = getattr(transformers, kind)(**{**SIZES, **changes})
         torch.manual_seed(seed)

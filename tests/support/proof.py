@@ -13,11 +13,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("kvsteward", "torch", "transformers", "aiohttp", "kopf")
 
 
-def record(name: str, line: str, figures: dict[str, Any]) -> None:
-    """`line` is the claim in words, `figures` what was measured for it."""
-    print(f"\nproof {name}: {json.dumps(figures)}")
+def record(name: str, line: str, figures: dict[str, Any], part: str = "") -> None:
+    """`line` is the claim in words, `figures` what was measured for it, by one `part` of several where it is named."""
+    print(f"\nproof {name} {part}: {json.dumps(figures)}")
     if os.environ.get("PROVE") != "1":
         return
+    file = ROOT / "docs/proof" / f"{name}.json"
+    if part:
+        before = json.loads(file.read_text())["figures"] if file.exists() else {}
+        figures = {**before, part: figures}
     found = {
         "line": line,
         "figures": figures,
@@ -26,7 +30,7 @@ def record(name: str, line: str, figures: dict[str, Any]) -> None:
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         "versions": {package: _version(package) for package in PACKAGES},
     }
-    (ROOT / "docs/proof" / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+    file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def _version(package: str) -> str:
