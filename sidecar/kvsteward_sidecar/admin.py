@@ -110,8 +110,8 @@ def admin_app(control: Control, token: AdminToken, serving: Callable[[], bool]) 
             found = control.receipts.find(identity)
             return _json(found) if found is not None else _json({"error": "no such receipt is kept any more"}, 404)
         limit = request.query.get("limit", str(DEFAULT_RECEIPTS))
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_RECEIPTS:
-            return _json({"error": f"limit must be 1 to {MAX_RECEIPTS}, not {limit!r}"}, 400)
+        if not (limit.isdecimal() and len(limit) <= 4 and 1 <= int(limit) <= MAX_RECEIPTS):
+            return _json({"error": f"limit must be 1 to {MAX_RECEIPTS}, not {limit[:20]!r}"}, 400)
         return _json({"receipts": control.receipts.newest(int(limit))})
 
     async def ledger(request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -82,6 +83,25 @@ async def test_without_the_token_nothing_is_told_or_done(
 async def test_with_the_token_everything_answers(admin: Admin, method: str, path: str) -> None:
     await until(admin.control.engine_ready)
     assert (await admin.ask(path, method))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *["/%76%31/policy", "/v1%2Fpolicy", "/v1/%70olicy", "//v1/policy", "/./v1/policy", "/x/../v1/policy"],
+        *["/V1/policy", "/v1/policy/", "/v1/policy?a=b", "/v1/policy%3Fa", "http://admin/v1/policy"],
+        "/metrics/../v1/policy",
+    ],
+)
+async def test_no_spelling_of_a_path_gets_round_the_token(admin: Admin, target: str) -> None:
+    """As it stands in the request line: no client's library has tidied it up."""
+    url = admin.server.make_url("/")
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert int(answer.split()[1]) in (401, 404)
+    assert b"epoch" not in answer
 
 
 async def test_two_authorization_headers_are_refused(admin: Admin) -> None:
@@ -176,7 +196,7 @@ async def test_receipts_are_listed_newest_first_and_found_by_id(admin: Admin) ->
     assert (await admin.ask(f"/v1/receipts?id={9:032x}"))[0] == 404
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "many", "4097", "²"])
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "4097", "²", pytest.param("9" * 5_000, id="endless")])
 async def test_a_limit_that_makes_no_sense_is_refused(admin: Admin, limit: str) -> None:
     status, text = await admin.ask(f"/v1/receipts?limit={limit}")
     assert (status, "limit must be" in text) == (400, True)
