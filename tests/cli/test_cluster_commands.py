@@ -365,6 +365,7 @@ def receipt(identity: str, time: float, **fields: Any) -> dict[str, Any]:
 
 async def test_receipts_of_all_pods_come_newest_first(cluster: OperatedCluster, kvcache: Command) -> None:
     await cluster.create(rollout={"stage": "Full"})
+    assert kvcache("receipts", "chat")[:2] == (0, "no receipts: nothing was asked since the sidecars started\n")
     first, second = pods(cluster)
     cluster.receipts = {first: [receipt("c", 30.0), receipt("a", 10.0)], second: [receipt("b", 20.0)]}
     status, out, _ = kvcache("receipts", "chat", "--limit", "2")
@@ -413,6 +414,7 @@ async def test_the_ledger_is_read_whole_and_shows_what_was_used_last(
     cluster: OperatedCluster, kvcache: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.create(rollout={"stage": "Full"})
+    assert kvcache("ledger", "chat")[:2] == (0, "no pages: nothing was published, or all of it has gone\n")
     monkeypatch.setattr(reads, "LEDGER_SLICE", 3)
     first, second = pods(cluster)
     gone = [page(100, state="Evicted", evictionReason="Capacity")]

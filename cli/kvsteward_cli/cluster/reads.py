@@ -19,6 +19,8 @@ WATCH_SECONDS = 1.0
 LEDGER_SLICE = 1000  # pages a sidecar gives at once, at most
 MAX_PAGES = 50_000  # of a pod that are read
 LEDGER_SECONDS = 60.0
+NO_RECEIPTS = "no receipts: nothing was asked since the sidecars started"
+NO_PAGES = "no pages: nothing was published, or all of it has gone"
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
@@ -72,7 +74,7 @@ def receipts(session: Session, given: Namespace) -> int:
     found = records.merged(
         ((answer.pod, answer.body["receipts"]) for answer in answers if answer.body), given.limit, "time"
     )
-    session.show(records.receipts(found), {"items": found})
+    session.show(records.receipts(found) if found else NO_RECEIPTS, {"items": found})
     return _silent(given.name, [(answer.pod, answer.problem) for answer in answers if answer.problem])
 
 
@@ -93,7 +95,8 @@ def ledger(session: Session, given: Namespace) -> int:
     answers = gather(pods, lambda pod: _pages(session, pod, token, evicted=given.evicted), LEDGER_SECONDS)
     whole = [(answer.pod, answer.body["pages"]) for answer in answers if answer.body]
     newest, total = records.merged(whole, given.limit, "lastUse"), sum(len(pages) for _, pages in whole)
-    session.show(records.ledger(newest, session.clock()), {"items": newest, "total": total})
+    text = records.ledger(newest, session.clock()) if newest else NO_PAGES
+    session.show(text, {"items": newest, "total": total})
     if total > len(newest) and not session.json:
         session.note(f"{len(newest)} of {total} pages, those used last; see --limit")
     for answer in answers:
