@@ -53,7 +53,8 @@ MOUNTS = {"/run/kvsteward": "run", "/etc/kvsteward/secret": "secret"}
 class Incoming:
     """As much of a web request as the proxy looks at before it decides."""
 
-    method, raw_path, transport = "POST", "/v1/completions", None
+    method, raw_path = "POST", "/v1/completions"
+    transport = protocol = None  # no connection
 
     def __init__(self, asked: Asked, model: str, tokens: list[int]) -> None:
         self.asked, self.tokens = asked, tokens
