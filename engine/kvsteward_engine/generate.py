@@ -25,7 +25,7 @@ from kvsteward_engine.openai import (
     generation,
 )
 from kvsteward_engine.sequence import Finish, Sampled
-from kvsteward_engine.service import SERVICE, Loaded, Service
+from kvsteward_engine.service import NOBODYS, SERVICE, Loaded, Service
 
 MAX_DIRECTIVE = 2048  # bytes; a real one takes about 400
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -52,16 +52,16 @@ def directive_of(request: web.Request) -> Directive | None:
     return decode_directive(given[0].encode("ascii"))
 
 
-async def prompt_tokens(service: Service, loaded: Loaded, prompt: Any) -> list[int]:
-    """Token ids of a Text, of messages, or given ones checked. Raises ApiError and InvalidRequest."""
+async def prompt_tokens(service: Service, loaded: Loaded, prompt: Any, owner: str) -> list[int]:
+    """Token ids of a Text, of messages, or given ones checked. Raises ApiError, InvalidRequest and QueueFull."""
     tokenizer = loaded.tokenizer
     if isinstance(prompt, Text):
         tokens = await service.off_loop(
-            len(prompt.text), lambda: tokenizer.encode(prompt.text, prompt.add_special_tokens)
+            owner, len(prompt.text), lambda: tokenizer.encode(prompt.text, prompt.add_special_tokens)
         )
     elif isinstance(prompt[0], dict):
         tokens = await service.off_loop(
-            characters(prompt), lambda: tokenizer.encode(tokenizer.render(prompt), add_special_tokens=False)
+            owner, characters(prompt), lambda: tokenizer.encode(tokenizer.render(prompt), add_special_tokens=False)
         )
     else:
         tokens = prompt
@@ -108,7 +108,7 @@ async def _answer(request: web.Request, kind: type[CompletionRequest] | type[Cha
         directive = None
         service.metrics.bad_directive()
     started = time.perf_counter()
-    tokens = await prompt_tokens(service, loaded, asked.prompt)
+    tokens = await prompt_tokens(service, loaded, asked.prompt, directive.queue if directive else NOBODYS)
     tokenising = time.perf_counter() - started
     sampling = asked.sampling(output_limit(len(tokens), asked.max_tokens, loaded.max_tokens))
     request_id = directive.request if directive else secrets.token_hex(16)

@@ -11,7 +11,7 @@ from kvsteward_engine.auth import authorised
 from kvsteward_engine.errors import EngineFailed, InvalidRequest, QueueFull
 from kvsteward_engine.metrics import CONTENT_TYPE
 from kvsteward_engine.openai import ApiError, TokenizeRequest, characters, decode, messages
-from kvsteward_engine.service import LOADING_RETRY_SECONDS, SERVICE, Phase, Service
+from kvsteward_engine.service import LOADING_RETRY_SECONDS, NOBODYS, SERVICE, Phase, Service
 
 log = logging.getLogger(__name__)
 MAX_BODY = 4 * 2**20  # bytes; about a million tokens
@@ -73,11 +73,12 @@ async def tokenize(request: web.Request) -> web.Response:
     tokenizer = loaded.tokenizer
     if asked.prompt is not None:
         text, special = asked.prompt, asked.add_special_tokens is not False
-        tokens = await service.off_loop(len(text), lambda: tokenizer.encode(text, special))
+        tokens = await service.off_loop(NOBODYS, len(text), lambda: tokenizer.encode(text, special))
     else:
         chat, special = messages(asked.messages or []), bool(asked.add_special_tokens)
+        start = asked.add_generation_prompt
         tokens = await service.off_loop(
-            characters(chat), lambda: tokenizer.encode(tokenizer.render(chat, asked.add_generation_prompt), special)
+            NOBODYS, characters(chat), lambda: tokenizer.encode(tokenizer.render(chat, start), special)
         )
     body = {"count": len(tokens), "max_model_len": loaded.max_tokens, "tokens": tokens}
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")

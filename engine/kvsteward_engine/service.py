@@ -1,10 +1,8 @@
 """What the routes share: the engine behind them, its tokenizer, and whether requests are taken."""
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -14,18 +12,19 @@ from aiohttp import web
 from kvsteward_contract.directive import Directive, EnginePolicy, EngineState, Outcome
 
 from kvsteward_engine.engine import Delta
-from kvsteward_engine.errors import QueueFull
 from kvsteward_engine.metrics import Metrics
 from kvsteward_engine.openai import ApiError
 from kvsteward_engine.sequence import SamplingParams
 from kvsteward_engine.tokenizer import Tokenizer
+from kvsteward_engine.turns import Turns
 
 KEPT_TOKENISATIONS = 4096  # as many as the engine keeps outcomes
 Result = TypeVar("Result")
 LOADING_RETRY_SECONDS = 2
 DRAINING_RETRY_SECONDS = 5
-TOKENISING_THREADS = 2
+TOKENISING_THREADS = 3  # two for any one owner
 MAX_OFF_LOOP = 64
+NOBODYS = ""  # the queue of requests that no tenant is known for
 # Text up to this long is handled on the event loop: about 0.3 ms, less than two thread switches under load cost.
 INLINE_CHARACTERS = 2_000
 
@@ -97,9 +96,8 @@ class Service:
         self.in_flight = 0  # generations being answered
         self.tokenisations = Tokenisations()
         self._loaded: Loaded | None = None
-        self._off_loop = 0
         # Few threads: long prompts may delay other long ones, never the event loop or all cores.
-        self._tokenising = ThreadPoolExecutor(TOKENISING_THREADS, "tokenise")
+        self._tokenising = Turns(TOKENISING_THREADS, MAX_OFF_LOOP, "tokenise")
 
     def ready(self, loaded: Loaded) -> None:
         """The engine serves. A drain that came while it was loading stays in force."""
@@ -137,22 +135,17 @@ class Service:
             message = f"the model {name!r} does not exist; this engine serves {self.model!r}"
             raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
 
-    async def off_loop(self, size: int, work: Callable[[], Result]) -> Result:
-        """`work()`, in a thread if `size` characters of text would hold up the event loop. Raises `QueueFull` when
-        too many wait for that: their bodies, of megabytes perhaps, would wait in memory."""
+    async def off_loop(self, owner: str, size: int, work: Callable[[], Result]) -> Result:
+        """`work()`, in a thread if `size` characters of text would hold up the event loop, when it is the turn of
+        `owner` (a Directive's queue). Raises `QueueFull` when too many wait for that: their bodies, of megabytes
+        perhaps, would wait in memory."""
         if size <= INLINE_CHARACTERS:
             return work()
-        if self._off_loop >= MAX_OFF_LOOP:
-            raise QueueFull(f"{self._off_loop} long prompts wait to be tokenised; try again later")
-        self._off_loop += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
-        finally:
-            self._off_loop -= 1
+        return await self._tokenising.run(owner, work)
 
     def close(self) -> None:
-        """Ends the thread for tokenising; waiting work is dropped."""
-        self._tokenising.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads for tokenising; waiting work is dropped."""
+        self._tokenising.close()
 
 
 def _unavailable(message: str, retry_after: int) -> ApiError:

@@ -343,6 +343,23 @@ async def test_too_many_long_prompts_at_once_are_told_to_come_back(monkeypatch: 
             assert response.status == 200
 
 
+async def test_long_prompts_are_tokenised_in_the_turn_of_their_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(max_tokens=4096, pages=2048) as served:
+        turns, owners = served.service._tokenising, []
+        run = turns.run
+
+        async def noted(owner: str, work: Any) -> Any:
+            owners.append(owner)
+            return await run(owner, work)
+
+        monkeypatch.setattr(turns, "run", noted)
+        await served.complete("the time was now " * 200, reuse("a", "a"))
+        await served.complete("the time was now " * 200)
+        async with served.post("/tokenize", {"prompt": "x" * 3000}) as response:
+            assert response.status == 200
+        assert owners == ["a", "", ""]
+
+
 # ---- other routes
 
 
