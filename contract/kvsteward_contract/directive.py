@@ -56,6 +56,7 @@ class EnginePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     version: Short
     retention: dict[str, Retention]
     output_key: Hex64 = ""  # HMAC key of output digests; empty = no digests
+    violations: Count = 0  # of this engine's scope violations, those that the sidecar has answered with a latch
 
 
 class EngineState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -72,6 +73,8 @@ class EngineState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     bytes_per_token: int
     max_tokens: int
     model: str
+    violations: int = 0  # scope violations since the process started
+    latched: bool = False  # some of them are not in `EnginePolicy.violations` yet: the engine runs everything Cold
 
 
 class MissReason(str, Enum):

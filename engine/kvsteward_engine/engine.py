@@ -139,6 +139,8 @@ class Engine:
             bytes_per_token=s.bytes_per_token,
             max_tokens=s.max_tokens,
             model=s.model,
+            violations=self.residency.scope_violations,
+            latched=self.residency.latched,
         )
 
     def outcome(self, request_id: str) -> Outcome | None:
@@ -176,7 +178,6 @@ class Engine:
                 "preemptions": self.scheduler.preemptions,
                 "oomRecoveries": self._oom_recoveries,
                 "scopeViolations": residency.scope_violations,
-                "latched": residency.latched_epoch is not None,
             }
 
     def ledger(self, limit: int, cursor: str = "") -> dict[str, Any]:

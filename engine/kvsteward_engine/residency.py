@@ -24,15 +24,15 @@ NO_POLICY = EnginePolicy(epoch=0, version="", retention={})
 
 class Residency:
     """Starts without a policy: everything is Cold until one is set. A scope violation latches the whole engine Cold
-    until a policy of a higher epoch comes."""
+    until a policy says that the sidecar knows of it: an epoch that was raised for something else ends no latch."""
 
     def __init__(self, settings: EngineSettings, content_root: bytes, wall: Callable[[], float]) -> None:
         self._settings = settings
         self._wall = wall
         self._content_root = content_root
         self.policy = NO_POLICY
-        self.latched_epoch: int | None = None
         self.scope_violations = 0
+        self._answered_violations = 0
         self.last_match_seconds = 0.0  # Unix time when a request last took over pages that it had not computed
         self.predicted_tokens = 0  # by the shadow index, over all requests it was asked for
         self.reused_tokens = 0
@@ -52,11 +52,16 @@ class Residency:
             return
         if not policy.retention:
             policy = msgspec.structs.replace(policy, retention=self.policy.retention)
-        if self.latched_epoch is not None and policy.epoch > self.latched_epoch:
-            self.latched_epoch = None
+        # Never ahead of what was found: a count that was meant for an earlier process must not answer a later violation.
+        self._answered_violations = max(self._answered_violations, min(policy.violations, self.scope_violations))
         self.policy = policy
         self.pages.set_retention(policy.retention)
         self.shadow.pages.set_retention(policy.retention)
+
+    @property
+    def latched(self) -> bool:
+        """Whether a scope violation holds everything Cold."""
+        return self.scope_violations > self._answered_violations
 
     def epoch_is_current(self, directive: Directive) -> bool:
         """Whether the permission in the directive still stands."""
@@ -64,7 +69,7 @@ class Residency:
 
     def mode_in_force(self, directive: Directive | None) -> Mode:
         """The directive's mode, or Cold for whatever is missing, stale, unknown or latched."""
-        if directive is None or directive.mode is Mode.COLD or self.latched_epoch is not None:
+        if directive is None or directive.mode is Mode.COLD or self.latched:
             return Mode.COLD
         if not self.epoch_is_current(directive) or directive.retention not in self.policy.retention:
             return Mode.COLD
@@ -85,7 +90,6 @@ class Residency:
     def _violated(self, request: Request) -> None:
         request.violation = True
         self.scope_violations += 1
-        self.latched_epoch = self.policy.epoch
 
     # ---- a request's pages
 

@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 from kvsteward_contract.cohort import bucket as cohort_bucket
 from kvsteward_contract.decision import Decision, Reason
-from kvsteward_contract.directive import Directive, EnginePolicy, Mode, Outcome, encode
+from kvsteward_contract.directive import Directive, EnginePolicy, EngineState, Mode, Outcome, encode
 from kvsteward_contract.identity import (
     COHORT_PURPOSE,
     OUTPUT_PURPOSE,
@@ -78,7 +78,7 @@ class Control:
     ) -> None:
         self.clock, self.started = clock, clock()
         self.policy = PolicyState(self.refresh, monotonic)
-        self.link = EngineLink(session, address, self._engine_epoch, clock=monotonic)
+        self.link = EngineLink(session, address, self._engine_epoch, self._engine_state, clock=monotonic)
         self.receipts, self.telemetry = receipts, Telemetry()
         self.exposition = Exposition(self.telemetry)
         self.drain = Drain(lambda: self.in_flight, closing_seconds)
@@ -90,7 +90,7 @@ class Control:
         self._grants: dict[str, Grant] = {}
         self._fetching: set[asyncio.Task[None]] = set()
         self._latch_problem = ""
-        self._violations = ("", 0)  # the engine's instance, and how many it had counted
+        self._violations = 0  # the engine's, as far as this pod's latch answers them
         self.latch = latch_file.load(self.started)
         tenant_files.refresh()
         self.tenants = tenant_files.tenants
@@ -286,21 +286,24 @@ class Control:
         )
 
     def _engine_epoch(self, epoch: int) -> None:
-        """The engine is at this epoch: go past it, whatever was decided before.
-
-        An engine that is latched when it is first met found a scope violation that the sidecar before this one did not
-        live to hear of; going past its epoch ends that latch, so it becomes this pod's.
-        """
-        if self.link.stats.get("latched"):
-            self.hold_cold(VIOLATION_REASON)
+        """The engine is at this epoch: go past it, whatever was decided before."""
         self.permission = replace(self.permission, epoch=max(epoch, self.permission.epoch) + 1)
         self._push()
+
+    def _engine_state(self, state: EngineState) -> None:
+        """A latched engine found a scope violation that no sidecar has answered yet. The latch becomes this pod's, which
+        outlives both processes, and the engine is told so, which ends its own."""
+        self._violations = state.violations
+        if state.latched:
+            self.hold_cold(VIOLATION_REASON)
+            self._push()
 
     def _push(self) -> None:
         permission = self.permission
         if permission.epoch:
+            retention = dict(permission.retention)
             self.link.want(
-                EnginePolicy(permission.epoch, permission.version, dict(permission.retention), self._output_key)
+                EnginePolicy(permission.epoch, permission.version, retention, self._output_key, self._violations)
             )
 
     def _keep_latch(self, latch: Latch | None) -> None:
@@ -320,18 +323,8 @@ class Control:
             if self.link.ready:
                 await self.link.refresh_stats()
                 if self.link.state is not None:
-                    self.take_stats(self.link.state.instance, self.link.stats)
+                    self.telemetry.engine_counters(self.link.state.instance, self.link.stats)
             await asyncio.sleep(TICK_SECONDS)
-
-    def take_stats(self, instance: str, stats: Mapping[str, Any]) -> None:
-        """The engine's counters as of now. A new scope violation latches here too: its request may run on for long, and
-        an outcome can get lost."""
-        self.telemetry.engine_counters(instance, stats)
-        known_instance, known = self._violations
-        found = int(stats.get("scopeViolations", 0))
-        self._violations = (instance, found)
-        if known_instance and found > (known if instance == known_instance else 0):
-            self.hold_cold(VIOLATION_REASON)
 
     def _resident_pages(self) -> dict[str, int]:
         return dict(self.link.stats.get("residentPages") or {})

@@ -61,6 +61,7 @@ class EngineLink:
         session: aiohttp.ClientSession,
         address: EngineAddress,
         engine_epoch: Callable[[int], None],
+        engine_state: Callable[[EngineState], None],
         *,
         clock: Callable[[], float],
         live_tolerance: float = LIVE_TOLERANCE,
@@ -70,7 +71,8 @@ class EngineLink:
         self.confirmed: Confirmation | None = None
         self.stats: dict[str, Any] = {}
         self.restarts = 0
-        self._engine_epoch, self._live_tolerance = engine_epoch, live_tolerance
+        self._engine_epoch, self._engine_state = engine_epoch, engine_state
+        self._live_tolerance = live_tolerance
         self._wanted: EnginePolicy | None = None
         self._answered_at = clock()  # any HTTP answer; the start counts, so that a slow start isn't a death
         self._known_instance = ""
@@ -155,8 +157,6 @@ class EngineLink:
         state = self._decode(body) if status == 200 else None
         if state is None and self.ready:
             log.warning("the engine stopped answering: requests get 503 until it is back")
-        if state is not None and not self._known_instance and not await self.refresh_stats():
-            return  # whether it is latched must be known before the first push, which would end that
         self._take(state)
 
     def _take(self, state: EngineState | None) -> None:
@@ -164,6 +164,7 @@ class EngineLink:
         self.state = state
         if state is None:
             return
+        self._engine_state(state)
         if state.instance != self._known_instance:
             if not self._known_instance:
                 log.info("engine %s answers: %s, epoch %d", state.instance, state.build, state.epoch)

@@ -186,7 +186,7 @@ def planted(engine: FakeEngine) -> PageRecord:
     return record
 
 
-def test_a_page_of_another_scope_is_not_used_and_latches_the_engine_until_a_higher_epoch() -> None:
+def test_a_page_of_another_scope_is_not_used_and_latches_the_engine_until_its_sidecar_knows() -> None:
     engine = FakeEngine()
     engine.permit()
     outcome(engine, "1", directive())
@@ -196,11 +196,22 @@ def test_a_page_of_another_scope_is_not_used_and_latches_the_engine_until_a_high
     assert (violated.scope_violation, violated.mode, violated.reused_tokens) == (True, Mode.COLD, 0)
     record.scope = "Private/a"
     assert outcome(engine, "4", directive()).mode is Mode.COLD
-    assert (engine.stats()["scopeViolations"], engine.stats()["latched"]) == (1, True)
+    assert (engine.state().violations, engine.state().latched) == (1, True)
     engine.permit(1)
     assert outcome(engine, "5", directive()).mode is Mode.COLD
     engine.permit(2)
-    assert outcome(engine, "6", directive(epoch=2)).reused_tokens == 20
+    assert outcome(engine, "6", directive(epoch=2)).mode is Mode.COLD, "an epoch raised for something else"
+    engine.permit(2, violations=1)
+    assert outcome(engine, "7", directive(epoch=2)).reused_tokens == 20
+
+
+def test_a_count_of_violations_that_was_meant_for_an_earlier_process_answers_none_of_this_one() -> None:
+    engine = FakeEngine()
+    engine.permit(violations=3)
+    outcome(engine, "1", directive())
+    planted(engine)
+    assert outcome(engine, "2", directive()).scope_violation
+    assert engine.state().latched
 
 
 def test_a_key_taken_in_another_scope_is_caught_when_it_is_published() -> None:

@@ -245,32 +245,32 @@ async def test_a_scope_violation_latches_the_pod_over_restarts_until_the_attempt
         assert not (tmp_path / "latch.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("instance", "count", "latch"),
-    [
-        pytest.param("one", 2, "", id="those-of-before-this-sidecar"),
-        pytest.param("one", 3, "ScopeViolation", id="one-more"),
-        pytest.param("two", 0, "", id="engine-restarted"),
-        pytest.param("two", 1, "ScopeViolation", id="engine-restarted-and-one-more"),
-    ],
-)
-async def test_a_violation_that_only_the_engines_statistics_show_latches_too(
-    tmp_path: Path, engine: PolicyEngine, instance: str, count: int, latch: str
+async def test_a_violation_whose_outcome_gets_lost_latches_the_pod_by_the_engines_own_word(
+    tmp_path: Path, engine: PolicyEngine
 ) -> None:
     async with running_control(tmp_path, engine) as control:
         await in_full(control)
-        control._violations = ("", 0)
-        control.take_stats("one", {"scopeViolations": 2})
-        assert control.permission.latch == ""
-        control.take_stats(instance, {"scopeViolations": count})
-        assert control.permission.latch == latch
+        engine.violations = 1
+        await until(lambda: control.permission.latch == "ScopeViolation")
+        await until(lambda: engine.answered == 1)
+        assert not engine.state().latched
+
+
+async def test_an_edit_that_raises_the_epoch_before_a_violation_is_heard_of_does_not_end_the_engines_latch(
+    tmp_path: Path, engine: PolicyEngine
+) -> None:
+    async with running_control(tmp_path, engine) as control:
+        await in_full(control)
+        engine.violations = 1
+        control.policy.take_document(canonical(document(stage="Full", protectedPercent=20)))
+        await until(lambda: control.permission.latch == "ScopeViolation")
+        assert [push.violations for push in engine.pushes if push.version == control.permission.version][0] == 0
 
 
 async def test_an_engine_that_latched_while_no_sidecar_lived_to_hear_of_it_latches_the_pod(
     tmp_path: Path, engine: PolicyEngine
 ) -> None:
-    """The first push goes past the epoch that the engine latched at, which would end its latch unnoticed."""
-    engine.epoch, engine.stats = 7, {"scopeViolations": 1, "latched": True}
+    engine.epoch, engine.violations = 7, 1
     async with running_control(tmp_path, engine) as control:
         await in_full(control)
         assert (control.permission.latch, engine.epoch) == ("ScopeViolation", 8)
@@ -282,7 +282,7 @@ async def test_an_engine_that_latched_while_no_sidecar_lived_to_hear_of_it_latch
 async def test_violations_of_long_ago_do_not_latch_a_sidecar_that_restarts(
     tmp_path: Path, engine: PolicyEngine
 ) -> None:
-    engine.stats = {"scopeViolations": 1, "latched": False}
+    engine.violations = engine.answered = 1
     async with running_control(tmp_path, engine) as control:
         await in_full(control)
         assert admit(control).decision.reason.value == "Reuse"

@@ -30,7 +30,7 @@ class Linked:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.now = 0.0
         self.heard: list[int] = []
-        self.link = EngineLink(session, EngineAddress(url, TOKEN), self.heard.append, clock=lambda: self.now)
+        self.link = EngineLink(session, EngineAddress(url, TOKEN), self.heard.append, lambda state: None, clock=lambda: self.now)
 
 
 @asynccontextmanager
@@ -55,17 +55,6 @@ async def test_the_engines_epoch_is_read_before_anything_is_pushed(engine: Polic
         await until(lambda: made.heard == [41])
         assert made.link.ready
         assert engine.pushes == []
-
-
-async def test_an_engine_is_not_met_before_its_statistics_were_read(engine: PolicyEngine) -> None:
-    """They say whether it is latched, which the push that follows the meeting ends."""
-    statistics, engine.stats = engine.stats, []  # type: ignore[assignment]
-    async with linked(engine) as made:
-        await asyncio.sleep(0.2)
-        assert (made.heard, made.link.ready) == ([], False)
-        engine.stats = statistics
-        await until(lambda: made.heard == [0])
-        assert made.link.stats == statistics
 
 
 async def test_a_wish_arrives_and_is_confirmed(engine: PolicyEngine) -> None:

@@ -1,6 +1,5 @@
 """What the search has found once, as small as it could be made, over a few seeds each."""
 
-import pytest
 from support.simulation.scenario import Action, Burst, CrashOperator, Edit, PlantPage, RestartSidecar, Scenario, SlowApi
 from support.simulation.simulation import run
 
@@ -41,9 +40,6 @@ def test_a_scope_violation_latches_the_pod_even_if_its_sidecar_dies_before_it_he
     )
 
 
-@pytest.mark.xfail(
-    reason="the engine's latch ends with the next epoch, whether or not its sidecar knows of the violation", strict=True
-)
 def test_a_scope_violation_latches_the_pod_even_if_an_edit_raises_the_epoch_before_its_sidecar_hears_of_it() -> None:
     play(
         (

@@ -69,6 +69,7 @@ class PolicyEngine:
 
     def __init__(self) -> None:
         self.instance, self.epoch, self.version = "one", 0, ""
+        self.violations = self.answered = 0
         self.pushes: list[EnginePolicy] = []
         self.outcomes: dict[str, Outcome | None] = {}  # None: still runs
         self.loading = False
@@ -82,9 +83,14 @@ class PolicyEngine:
     def restart(self) -> None:
         """As a new process: another instance, no policy."""
         self.instance, self.epoch, self.version = self.instance + "+", 0, ""
+        self.violations = self.answered = 0
 
     def state(self) -> EngineState:
-        return EngineState(self.instance, self.epoch, self.version, 0.0, "build", "float32", 16, 1024, 256, 512, "tiny")
+        latched = self.violations > self.answered
+        return EngineState(
+            self.instance, self.epoch, self.version, 0.0, "build", "float32", 16, 1024, 256, 512, "tiny",
+            self.violations, latched,
+        )  # fmt: skip
 
     async def start(self) -> None:
         app = web.Application()
@@ -128,6 +134,7 @@ class PolicyEngine:
         if policy.epoch < self.epoch:
             return self._json(self.state(), 409)
         self.epoch, self.version = policy.epoch, policy.version
+        self.answered = max(self.answered, min(policy.violations, self.violations))
         return self._json(self.state())
 
     async def _outcome(self, request: web.Request) -> web.Response:

@@ -125,10 +125,10 @@ class FakeEngine(Engine):
         self.results: dict[str, list[int]] = {}
         self.endings: dict[str, Delta] = {}
 
-    def permit(self, epoch: int = 1, **retention: Retention) -> None:
+    def permit(self, epoch: int = 1, violations: int = 0, **retention: Retention) -> None:
         """Set a policy with a class `private`, or the classes given."""
         table = retention or {"private": Retention()}
-        self.set_policy(EnginePolicy(epoch=epoch, version=f"v{epoch}", retention=table, output_key="ab" * 32))
+        self.set_policy(EnginePolicy(epoch, f"v{epoch}", table, "ab" * 32, violations))
 
     def go(self, steps: int = 1) -> None:
         """Step so many times."""
