@@ -52,7 +52,7 @@ class Residency:
             return
         if not policy.retention:
             policy = msgspec.structs.replace(policy, retention=self.policy.retention)
-        # Never ahead of what was found: a count that was meant for an earlier process must not answer a later violation.
+        # Never ahead of what was found: a count meant for an earlier process must not answer a later violation.
         self._answered_violations = max(self._answered_violations, min(policy.violations, self.scope_violations))
         self.policy = policy
         self.pages.set_retention(policy.retention)

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
 from kvsteward_contract.cohort import bucket as cohort_bucket
@@ -291,8 +290,8 @@ class Control:
         self._push()
 
     def _engine_state(self, state: EngineState) -> None:
-        """A latched engine found a scope violation that no sidecar has answered yet. The latch becomes this pod's, which
-        outlives both processes, and the engine is told so, which ends its own."""
+        """A latched engine found a scope violation that no sidecar has answered yet. The latch becomes this pod's,
+        which outlives both processes, and the engine is told so, which ends its own."""
         self._violations = state.violations
         if state.latched:
             self.hold_cold(VIOLATION_REASON)

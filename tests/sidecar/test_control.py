@@ -264,7 +264,7 @@ async def test_an_edit_that_raises_the_epoch_before_a_violation_is_heard_of_does
         engine.violations = 1
         control.policy.take_document(canonical(document(stage="Full", protectedPercent=20)))
         await until(lambda: control.permission.latch == "ScopeViolation")
-        assert [push.violations for push in engine.pushes if push.version == control.permission.version][0] == 0
+        assert next(push.violations for push in engine.pushes if push.version == control.permission.version) == 0
 
 
 async def test_an_engine_that_latched_while_no_sidecar_lived_to_hear_of_it_latches_the_pod(

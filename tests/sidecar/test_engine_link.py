@@ -30,7 +30,8 @@ class Linked:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.now = 0.0
         self.heard: list[int] = []
-        self.link = EngineLink(session, EngineAddress(url, TOKEN), self.heard.append, lambda state: None, clock=lambda: self.now)
+        address = EngineAddress(url, TOKEN)
+        self.link = EngineLink(session, address, self.heard.append, lambda state: None, clock=lambda: self.now)
 
 
 @asynccontextmanager
