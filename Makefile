@@ -1,4 +1,4 @@
-.PHONY: help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
+.PHONY: reference help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
     prove prove-engine prove-cluster prove-sidecar bench-sidecar
 .DEFAULT_GOAL := help
 
@@ -44,6 +44,9 @@ demo-down:  ## remove what the demo left
 
 crd: setup  ## generate crds/ from the contract's types
 	$(python) -m kvsteward_contract.crd > crds/kvcachepolicies.kvsteward.dev.yaml
+
+reference: setup  ## generate docs/reference.md from the contract's types and tables
+	$(python) -m kvsteward_contract.reference > docs/reference.md
 
 bench-sidecar: setup  ## cost of the sidecar's path, nginx beside it; JSON as its last line
 	scripts/bench-sidecar
