@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import manifests
-from support.kube import Kube, run, until
+from support.kube import Kube, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 ROOT = Path(__file__).parents[2]
@@ -47,11 +47,7 @@ def reader(system: Kube, tmp_path: Path) -> dict[str, str]:
     kube = Kube(NAMESPACE)
     kube.apply(manifests.namespace(NAMESPACE))
     until("default service account", lambda: kube.exists("serviceaccount", "default"))
-    folder = ROOT / ".cache" / "readme-models"
-    if not folder.exists():
-        folder.mkdir()
-        run("cp", "-al", str(ROOT / ".cache/models/smollm2"), str(folder / "smollm2-135m-instruct"))
-    kube.apply(*manifests.models(NAMESPACE, folder))
+    kube.apply(*manifests.models(NAMESPACE, ROOT / ".cache/models"))
     config = tmp_path / "kubeconfig"
     config.write_text(Path(os.environ["KUBECONFIG"]).read_text())
     env = {**os.environ, "KUBECONFIG": str(config)}
