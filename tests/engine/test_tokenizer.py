@@ -1,6 +1,8 @@
 """Text to tokens and back: as the tokenizers package itself decodes, for both kinds of decoder."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,20 @@ def test_what_is_encoded_comes_back(text: str) -> None:
     tokenizer = Tokenizer(make_tokenizer())
     ids = tokenizer.encode(text)
     assert b"".join(tokenizer.names_bytes[i] for i in ids).decode() == text
+
+
+def test_a_long_text_is_tokenised_without_holding_up_other_threads() -> None:
+    """Streams, steps and the kill switch once stood still for as long as the longest prompt took: seconds."""
+    tokenizer = Tokenizer(make_tokenizer())
+    thread = threading.Thread(target=tokenizer.encode, args=("the time was now " * 20_000,))
+    began, turns = time.perf_counter(), 0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert time.perf_counter() - began > 0.05  # else it says nothing
+    assert turns >= 10
+
 
 
 def test_a_lone_surrogate_is_refused() -> None:
