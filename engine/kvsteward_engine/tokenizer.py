@@ -73,8 +73,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)."""
         try:
-            # Not `encode`, which keeps Python's lock: a long text, whatever thread tokenises it, would hold up the event
-            # loop, the engine's steps and the kill switch for as long as it takes.
+            # Not `encode`, which keeps Python's lock: a long text, whatever thread tokenises it, would hold up the
+            # event loop, the engine's steps and the kill switch for as long as it takes.
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return list(encoded.ids)
         except (UnicodeEncodeError, TypeError) as error:  # which of the two depends on the package's version
