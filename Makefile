@@ -1,5 +1,5 @@
 .PHONY: reference help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
-    prove prove-engine prove-cluster prove-sidecar bench-sidecar
+    prove prove-engine prove-cluster prove-demo prove-sidecar bench-sidecar
 .DEFAULT_GOAL := help
 
 python := .venv/bin/python
@@ -51,7 +51,7 @@ reference: setup  ## generate docs/reference.md from the contract's types and ta
 bench-sidecar: setup  ## cost of the sidecar's path, nginx beside it; JSON as its last line
 	scripts/bench-sidecar
 
-prove: prove-engine prove-sidecar prove-cluster  ## the long measurements, written to docs/proof
+prove: prove-engine prove-sidecar prove-cluster prove-demo  ## the long measurements, written to docs/proof
 
 prove-engine: setup  ## the engine's, with the real checkpoint
 	scripts/model
@@ -63,3 +63,6 @@ prove-sidecar: setup  ## the sidecar's
 
 prove-cluster: setup  ## what a real cluster has to show
 	PROVE=1 scripts/test -m cluster tests/e2e
+
+prove-demo: setup  ## how long the demo takes the second time
+	scripts/prove-demo
