@@ -269,11 +269,13 @@ class Gate(FakeRunner):
         self.open = threading.Event()
         self.open.set()
         self.inside = threading.Event()
+        self.pace = 0.0  # seconds a step takes
 
     def run(self, step: Step) -> list[Sampled]:
         """Waits for the gate."""
         self.inside.set()
         assert self.open.wait(10)
+        time.sleep(self.pace)
         return super().run(step)
 
 
@@ -318,6 +320,7 @@ async def test_many_streams_at_once_each_get_their_own_tokens(served: EngineThre
 
 
 async def test_closing_the_generator_cancels_within_a_step_and_the_outcome_can_be_fetched(served: EngineThread) -> None:
+    served.engine._runner.pace = 0.01  # slower than this test, on a busy machine too
     deltas = served.generate("x", PROMPT, SamplingParams(max_tokens=200), directive())
     async for _ in deltas:
         break
