@@ -1,4 +1,4 @@
-.PHONY: reference help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
+.PHONY: search reference help setup check test-fast test images cluster-up cluster-down demo demo-down crd \
     prove prove-engine prove-cluster prove-demo prove-sidecar bench-sidecar
 .DEFAULT_GOAL := help
 
@@ -41,6 +41,9 @@ demo:  ## the whole story on a real cluster, from nothing; see scripts/demo for 
 
 demo-down:  ## remove what the demo left
 	@scripts/demo down
+
+search: setup  ## look for faults of the control path in scenarios not tried before; SIMULATION_EXAMPLES=5000 for a night
+	SIMULATION_EXAMPLES=$${SIMULATION_EXAMPLES:-300} $(python) -m pytest -m slow tests/simulation
 
 crd: setup  ## generate crds/ from the contract's types
 	$(python) -m kvsteward_contract.crd > crds/kvcachepolicies.kvsteward.dev.yaml

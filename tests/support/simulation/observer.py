@@ -58,6 +58,7 @@ class Observer:
         self.seen: Counter[str] = Counter()  # what a search wants to have met
         self.cold_since: float | None = None  # ColdPath is True in the status
         self.latched: dict[str, int] = {}  # pod -> attempt under which it was latched
+        self._held_at: dict[str, float] = {}  # pod -> when somebody held it cold
         self._by_violation: set[str] = set()  # latched pods whose sidecars may not know it yet
         self._stopped_since: dict[str, float] = {}  # pod -> when its engine confirmed that reuse is over
         self._status: PolicyStatus | None = None
@@ -77,6 +78,7 @@ class Observer:
 
     def held(self, pod: Pod) -> None:
         """POST /v1/cold was taken."""
+        self._held_at[pod.name] = self._loop.time()
         self._by_violation.discard(pod.name)
         self._hold(pod)
 
@@ -266,7 +268,8 @@ class Observer:
             self._trace.breaks(
                 "no match after a pod confirmed the loss of its permission", f"{match.pod} had, at {stopped:.3f}"
             )
-        self._check_latch(pod, "matched")
+        if now > self._held_at.get(match.pod, -1.0):  # a match is planned before its step runs, and heard of only then
+            self._check_latch(pod, "matched")
         if now > self._wholesome_since.get(match.pod, 0.0) and not self._permitted(now - SWITCH_SECONDS, now):
             self._trace.breaks(
                 "an undisturbed pod follows a loss of permission in a second",
