@@ -126,8 +126,8 @@ class ClusterSite:
 
     async def show(self) -> None:
         print("\n$ kubectl get events")
-        columns = "custom-columns=TIME:.eventTime,REASON:.reason,MESSAGE:.message"
-        kind = f"involvedObject.kind={wire.KIND}"
-        print(await self._kubectl("get", "events", "--field-selector", kind, "-o", columns))
+        columns = "custom-columns=TIME:.metadata.creationTimestamp,REASON:.reason,MESSAGE:.message"
+        which = ("--field-selector", f"involvedObject.kind={wire.KIND}", "--sort-by=.metadata.creationTimestamp")
+        print(await self._kubectl("get", "events", *which, "-o", columns))
         print("$ kubectl get kvcp")
         print(await self._kubectl("get", wire.SHORT_NAME), flush=True)
