@@ -178,6 +178,7 @@ async def test_kill_waits_for_every_pod_and_shows_its_last_match(cluster: Operat
     assert re.search(rf"^{second} +yes +- +- +its engine makes no new match$", out, re.MULTILINE)
 
 
+@pytest.mark.slow  # waits out the time in which a pod may confirm
 @pytest.mark.parametrize(
     ("unwilling", "why"),
     [
