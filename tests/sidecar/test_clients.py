@@ -100,6 +100,7 @@ async def test_a_head_that_does_not_end_is_given_up_however_it_trickles(sidecar:
     assert await closed(client) == b""
 
 
+@pytest.mark.slow
 async def test_a_connection_that_has_said_nothing_may_be_used_later(sidecar: Sidecar) -> None:
     client = await sidecar.connect()
     await asyncio.sleep(0.6)

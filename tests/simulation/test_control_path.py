@@ -51,6 +51,7 @@ def test_without_disturbances_all_edits_lead_to_what_the_last_one_says(scenario:
     run(scenario.undisturbed(), expected_end(scenario.final)).check()
 
 
+@pytest.mark.slow
 @settings(FAST, max_examples=3)
 @given(scenarios())
 def test_a_run_is_a_function_of_its_scenario(scenario: Scenario) -> None:
